@@ -1,0 +1,35 @@
+"""What every command shares: a user's mistake is one line on stderr and exit code 2."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from spa_dist.errors import UserError
+
+EXIT_OK = 0
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 75
+"""A signal asked the run to stop, and a checkpoint was saved (`EX_TEMPFAIL` of sysexits.h: run it again)."""
+
+_OTHER_RANKS_WAIT_SECONDS = 5.0
+
+
+def run_command(main: Callable[[], int | None]) -> None:
+    """Run `main` and exit with its return code; a `UserError` becomes one line on stderr and exit code 2.
+
+    Under a launcher every rank meets the same mistake. Rank 0 of the machine speaks; the others wait for the launcher to end
+    them, and speak only if it does not, which is when the mistake is theirs alone (a file missing on one machine).
+    """
+    try:
+        code = main()
+    except UserError as error:
+        if int(os.environ.get("LOCAL_RANK", "0")) != 0:
+            time.sleep(_OTHER_RANKS_WAIT_SECONDS)
+        command = os.path.basename(sys.argv[0])
+        print(f"{command}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_USER_ERROR)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(code or EXIT_OK)
