@@ -1,0 +1,49 @@
+"""Which width queries and keys have for each `attention.kind`, and the factor that scales their logits."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spa_dist.attention.names import nearest
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One entry of the attention registry: what it is, whether a projection S exists, and d_qk from (d_k, d_k′)."""
+
+    description: str
+    has_projection: bool
+    query_key_width: Callable[[int, int], int]
+
+
+KINDS: dict[str, Kind] = {
+    "spa": Kind("queries and keys of width d_k, projected by a sparse S to d_k′", True, lambda d_k, d_proj: d_proj),
+    "dense": Kind("standard attention, queries and keys of width d_k", False, lambda d_k, d_proj: d_k),
+    "thin": Kind("the control: queries and keys born d_k′ wide, no S", False, lambda d_k, d_proj: d_proj),
+}
+
+
+def query_key_width(kind: str, d_k: int, d_proj: int) -> int:
+    """The width d_qk at which attention of this kind compares queries with keys.
+
+    Raises ValueError for a kind that is not in `KINDS`.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"unknown attention kind {kind!r}{nearest(kind, KINDS)}")
+    return KINDS[kind].query_key_width(d_k, d_proj)
+
+
+def logit_scale(scale: str | float, d_k: int, d_proj: int) -> float:
+    """The factor on ⟨q S, k S⟩ before the softmax.
+
+    "paper" is 1/√d_k′ (Section 3.1.3). "unbiased" is 1/√d_k: with E[S Sᵀ] = I (Definition 1) the projected product
+    estimates ⟨q, k⟩ itself, so this is the scale at which SPA estimates the logits of standard attention; the paper's
+    inflates them by √(d_k/d_k′). A finite positive number is taken as it stands. Raises ValueError for anything else.
+    """
+    if scale == "paper":
+        return 1.0 / math.sqrt(d_proj)
+    if scale == "unbiased":
+        return 1.0 / math.sqrt(d_k)
+    if isinstance(scale, (int, float)) and not isinstance(scale, bool) and math.isfinite(scale) and scale > 0:
+        return float(scale)
+    raise ValueError(f"scale must be 'paper', 'unbiased' or a positive number, not {scale!r}")
