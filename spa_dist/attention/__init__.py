@@ -1,6 +1,7 @@
 """Sparse Projection Attention on torch alone: the projections S, how they are applied, and the attention module."""
 
 from spa_dist.attention.folding import fold_projection, on_support, project
+from spa_dist.attention.module import SparseProjectionAttention
 from spa_dist.attention.projection import PATTERNS, make_projection, num_projections
 from spa_dist.attention.report import ProjectionReport, projection_report
 from spa_dist.attention.rotary import apply_rotary, rotary_tables
@@ -10,6 +11,7 @@ __all__ = [
     "KINDS",
     "PATTERNS",
     "ProjectionReport",
+    "SparseProjectionAttention",
     "apply_rotary",
     "fold_projection",
     "logit_scale",

@@ -68,9 +68,11 @@ def make_projection(
     pattern: a name in `PATTERNS`. sparsity: the share of zeros asked for, in [0, 1); no row or column is ever left empty,
     so the actual share can be smaller (`projection_report` tells). options of the pattern, None meaning the default:
     block=(rows, columns), default (8, 8); bandwidth, in columns; levels, the number of groups; kernel_size, in features.
-    bandwidth and kernel_size set the density in place of sparsity, and a gaussian S has no zeros. Head h depends on (arguments, seed, h) only: the same on every machine, whatever num_heads is.
-    The tensor's attribute `repaired` is the number of non-zeros moved to fill empty rows and columns.
-    Raises ValueError, in one line, for any argument that does not fit.
+    bandwidth and kernel_size set the density in place of sparsity, and a gaussian S has no zeros.
+
+    Head h depends on (arguments, seed, h) only: the same on every machine, whatever num_heads is. The tensor's attribute
+    `repaired` is the number of non-zeros moved to fill empty rows and columns. Raises ValueError, in one line, for any
+    argument that does not fit.
     """
     chosen = _lookup(pattern)
     for name, size in {"d_k": d_k, "d_proj": d_proj, "num_heads": num_heads}.items():
@@ -80,6 +82,8 @@ def make_projection(
         raise ValueError(f"d_proj = {d_proj} exceeds d_k = {d_k}: S projects to at most the width of a head")
     if not isinstance(sparsity, (int, float)) or not 0 <= sparsity < 1:
         raise ValueError(f"sparsity must lie in [0, 1), the share of zeros in S, not {sparsity!r}")
+    if type(seed) is not int:
+        raise ValueError(f"seed must be an integer, not {seed!r}")
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if name not in chosen.options:
