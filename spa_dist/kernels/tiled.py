@@ -1,0 +1,175 @@
+"""Attention in tiles of whole score rows, on any device's matrix product; stores its inputs and nothing else.
+
+Forward, per tile: S = scale q kᵀ, P = softmax(S), o = P v. Backward recomputes S and P of the tile, then dV += Pᵀ dO,
+dP = dO Vᵀ, dS = P ∘ (dP - Σ P ∘ dP), dQ = dS K, dK += dSᵀ Q. Half-precision inputs keep scores, softmax and every sum over
+tiles in float32; products of width d_v run in the inputs' dtype.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spa_dist.kernels.problem import Problem, without_padding
+from spa_dist.kernels.tiles import Tile, hidden_corner, keep_mask, keep_scale, tiles
+
+
+def tiled_attention(p: Problem, q_bhnd: Tensor, k_bgmd: Tensor, v_bgme: Tensor, key_lengths: Tensor | None) -> Tensor:
+    """Attention of `spa_dist.kernels.attention`, differentiable once, deterministic on CPU."""
+    return _Tiled.apply(q_bhnd, k_bgmd, v_bgme, key_lengths, p)
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor | None, p: Problem) -> Tensor:
+        ctx.save_for_backward(q, k, v, key_lengths)
+        ctx.problem = p
+        with torch.autocast(p.device.type, enabled=False):
+            return _forward(_Operands(p, q, k, v, key_lengths))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, key_lengths = ctx.saved_tensors
+        p: Problem = ctx.problem
+        with torch.no_grad(), torch.autocast(p.device.type, enabled=False):
+            d_q, d_k, d_v = _backward(_Operands(p, q, k, v, key_lengths), d_out)
+        return d_q, d_k, d_v, None, None
+
+
+class _Operands:
+    """The inputs as the tiles read them: folded to z = batch * kv_heads, queries scaled, padding zeroed."""
+
+    def __init__(self, p: Problem, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor | None) -> None:
+        self.p = p
+        self.score_dtype = p.dtype if p.dtype in (torch.float32, torch.float64) else torch.float32
+        z = p.batch * p.kv_heads
+        self.q_zrnd = (q.to(self.score_dtype) * p.scale).reshape(z, p.group, p.queries, p.d_qk)
+        k, v = without_padding(p, k, key_lengths), without_padding(p, v, key_lengths)
+        self.k_zmd = k.to(self.score_dtype).reshape(z, p.keys, p.d_qk)
+        self.v_zme = v.reshape(z, p.keys, p.d_v)
+        self.lengths_z: list[int] | None = None
+        self.padding_zm: Tensor | None = None
+        if key_lengths is not None:
+            lengths = key_lengths.to(p.device).clamp(0, p.keys).repeat_interleave(p.kv_heads)
+            self.lengths_z = lengths.tolist()
+            self.padding_zm = torch.arange(p.keys, device=p.device) >= lengths[:, None]
+        self.scratch = [torch.empty(0, dtype=self.score_dtype, device=p.device) for _ in range(2)]
+
+    def buffer(self, which: int, *shape: int) -> Tensor:
+        """One of two scratch tiles, grown as needed and reused by every tile."""
+        size = 1
+        for extent in shape:
+            size *= extent
+        if self.scratch[which].numel() < size:
+            self.scratch[which] = self.scratch[which].new_empty(size)
+        return self.scratch[which][:size].view(shape)
+
+    def tiles(self) -> list[Tile]:
+        """The tiles that hold at least one visible key, cut at the longest sequence of each."""
+        if self.lengths_z is None:
+            return list(tiles(self.p))
+        cut = [replace(t, keys=min(t.keys, max(self.lengths_z[t.z0 : t.z1]))) for t in tiles(self.p)]
+        return [t for t in cut if t.keys > 0]
+
+    def queries(self, t: Tile) -> Tensor:
+        """Scaled queries [z, r * rows, d]."""
+        return self.q_zrnd[t.z0 : t.z1, :, t.i0 : t.i1].reshape(t.z1 - t.z0, -1, self.p.d_qk)
+
+    def probabilities(self, t: Tile) -> Tensor:
+        """softmax(S) of a tile, before dropout: [z, r * rows, keys]; rows without a finite score are 0."""
+        probabilities = self._scores(t)
+        torch.softmax(probabilities, -1, out=probabilities)
+        if bool(torch.isnan(probabilities[..., 0]).any()):
+            hidden = self._scores(t).amax(-1, keepdim=True) == -torch.inf
+            torch.softmax(self._scores(t), -1, out=probabilities)
+            probabilities.masked_fill_(hidden, 0.0)
+        return probabilities
+
+    def _scores(self, t: Tile) -> Tensor:
+        p, q_tile = self.p, self.queries(t)
+        scores = self.buffer(0, *q_tile.shape[:2], t.keys)
+        torch.bmm(q_tile, self.k_zmd[t.z0 : t.z1, : t.keys].transpose(1, 2), out=scores)
+        by_head = scores.view(t.z1 - t.z0, p.group, t.i1 - t.i0, t.keys)
+        corner = t.i0 + p.causal_shift
+        if p.causal and corner < t.keys:
+            columns = t.keys - corner
+            by_head[..., corner:].masked_fill_(hidden_corner(t.i1 - t.i0, columns, p.device), -torch.inf)
+        if self.padding_zm is not None and self.lengths_z is not None and min(self.lengths_z[t.z0 : t.z1]) < t.keys:
+            by_head.masked_fill_(self.padding_zm[t.z0 : t.z1, None, None, : t.keys], -torch.inf)
+        return scores
+
+    def kept(self, t: Tile, full_keys: int) -> Tensor | None:
+        """The tile's dropout mask [z, r * rows, keys], or None without dropout."""
+        if self.p.dropout == 0.0:
+            return None
+        mask = keep_mask(self.p, replace(t, keys=full_keys))
+        return mask.view(t.z1 - t.z0, -1, full_keys)[..., : t.keys]
+
+    def full_keys(self, t: Tile) -> int:
+        """Keys of the tile before sequence lengths cut it: what the dropout mask's layout depends on."""
+        return min(self.p.keys, t.i1 + self.p.causal_shift) if self.p.causal else self.p.keys
+
+
+def _forward(x: _Operands) -> Tensor:
+    p = x.p
+    out_zrne = torch.zeros(p.batch * p.kv_heads, p.group, p.queries, p.d_v, dtype=p.dtype, device=p.device)
+    for t in x.tiles():
+        probabilities = x.probabilities(t)
+        keep = x.kept(t, x.full_keys(t))
+        if keep is not None:
+            probabilities.mul_(keep)
+        out = torch.bmm(probabilities.to(p.dtype), x.v_zme[t.z0 : t.z1, : t.keys])
+        if keep is not None:
+            out.mul_(keep_scale(p.dropout))
+        out_zrne[t.z0 : t.z1, :, t.i0 : t.i1] = out.view(t.z1 - t.z0, p.group, t.i1 - t.i0, p.d_v)
+    return out_zrne.view(p.batch, p.heads, p.queries, p.d_v)
+
+
+def _backward(x: _Operands, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    p = x.p
+    d_out_zrne = d_out.reshape(p.batch * p.kv_heads, p.group, p.queries, p.d_v)
+    if p.dropout > 0.0:
+        d_out_zrne = d_out_zrne * keep_scale(p.dropout)
+    d_q = torch.zeros_like(x.q_zrnd)
+    d_k = torch.zeros_like(x.k_zmd)
+    d_v = torch.zeros_like(x.v_zme, dtype=x.score_dtype)
+    for t in x.tiles():
+        z, keys = slice(t.z0, t.z1), slice(0, t.keys)
+        probabilities = x.probabilities(t)
+        keep = x.kept(t, x.full_keys(t))
+        d_out_tile = d_out_zrne[z, :, t.i0 : t.i1].reshape(t.z1 - t.z0, -1, p.d_v)
+        dropped = probabilities if keep is None else probabilities * keep
+        _accumulate(d_v[z, keys], dropped.to(p.dtype).transpose(1, 2), d_out_tile)
+        d_probabilities = x.buffer(1, *probabilities.shape)
+        _product(d_probabilities, d_out_tile, x.v_zme[z, keys].transpose(1, 2))
+        if keep is not None:
+            d_probabilities.mul_(keep)
+        d_scores = torch._softmax_backward_data(d_probabilities, probabilities, -1, x.score_dtype)
+        d_q_tile = torch.bmm(d_scores, x.k_zmd[z, keys])
+        d_q[z, :, t.i0 : t.i1] = d_q_tile.view(t.z1 - t.z0, p.group, t.i1 - t.i0, p.d_qk)
+        _accumulate(d_k[z, keys], d_scores.transpose(1, 2), x.queries(t))
+    shape_kv = (p.batch, p.kv_heads, p.keys)
+    return (
+        d_q.mul_(p.scale).view(p.batch, p.heads, p.queries, p.d_qk).to(p.dtype),
+        d_k.view(*shape_kv, p.d_qk).to(p.dtype),
+        d_v.view(*shape_kv, p.d_v).to(p.dtype),
+    )
+
+
+def _product(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out = a b, where out may be wider than the operands' dtype."""
+    if out.dtype == a.dtype:
+        torch.bmm(a, b, out=out)
+    else:
+        out.copy_(torch.bmm(a, b))
+
+
+def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, where total may be wider than the operands' dtype."""
+    if total.dtype == a.dtype:
+        total.baddbmm_(a, b)
+    else:
+        total += torch.bmm(a, b)

@@ -1,0 +1,59 @@
+"""Every backend of the CPU against float64, over random shapes, strides, lengths and dtypes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from spa_dist.kernels import attention
+from tests.kernels.support import assert_as_exact_as_torch, cases, tensors
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles of few rows and few folded heads, so that small problems are cut the way large ones are."""
+    from spa_dist.kernels import tiles
+
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1 << 10)
+    monkeypatch.setattr(tiles, "MIN_ROWS", 16)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(DTYPES))
+def test_tiled_is_as_exact_as_torch(case):
+    assert_as_exact_as_torch(case, "tiled")
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(DTYPES, max_length=40))
+def test_reference_is_as_exact_as_torch(case):
+    assert_as_exact_as_torch(case, "reference")
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(DTYPES, max_length=40, widths_qk=(16,), widths_v=(16,)))
+def test_auto_is_as_exact_as_torch_at_equal_widths(case):
+    assert_as_exact_as_torch(case, "auto")
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases([torch.float64], max_length=40))
+def test_tiled_gradients_are_finite_differences(case):
+    """Along a random direction, in float64: independent of any formula for the gradient."""
+    q, k, v, d_out = tensors(case)
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+
+    def value(*xs):
+        out = attention(*xs, scale=case.scale, causal=case.causal, key_lengths=case.key_lengths, backend="tiled")
+        return (out * d_out).sum()
+
+    gradients = torch.autograd.grad(value(*leaves), leaves)
+    for index, gradient in enumerate(gradients):
+        direction, step = torch.randn_like(gradient), 1e-6
+
+        def moved(distance, index=index, direction=direction):
+            return value(*[x + distance * direction if i == index else x for i, x in enumerate((q, k, v))])
+
+        slope = (moved(step) - moved(-step)) / (2 * step)
+        torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-6, atol=1e-7)
