@@ -20,3 +20,7 @@ class DataError(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint or an export is missing, damaged, or does not fit the run."""
+
+
+class TrainingError(Exception):
+    """The run cannot go on: its gradient stays non-finite, or a rank is lost. One line; exit code 3."""

@@ -195,8 +195,8 @@ class EvaluationConfig(Section):
     every: int = Field(500, ge=0)
     """Steps between evaluations; 0 evaluates only at the end. A run also evaluates before its first step."""
     split: str = "validation"
-    batches: int | None = Field(None, gt=0)
-    """Stop after this many micro-batches per rank; default: the whole split."""
+    sequences: int | None = Field(None, gt=0)
+    """Sequences of one evaluation over all ranks, spread evenly over the split; default: the whole split."""
     micro_size: int | None = Field(None, gt=0)
     """Sequences of one forward pass on one rank; default `batch.micro_size`."""
     patience: int | None = Field(5, gt=0)

@@ -1,0 +1,1 @@
+"""Engine (the only importer of deepspeed), trainer, checkpoints, callbacks."""

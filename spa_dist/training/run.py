@@ -1,0 +1,125 @@
+"""A whole training run: from a config to its files."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+from data_pipeline.dataset import Dataset, check_tokenizer, open_dataset
+from data_pipeline.stream import EvalStream, TrainStream
+from spa_dist.cli import EXIT_INTERRUPTED, EXIT_OK
+from spa_dist.config import BatchPlan, Config, plan_batches, with_vocabulary
+from spa_dist.errors import CheckpointError
+from spa_dist.model import build_model
+from spa_dist.parallel.groups import Grid, Launch, start_process_groups, stop_process_groups
+from spa_dist.tasks import LanguageModelling
+from spa_dist.training.callbacks import Checkpointing, Evaluation, MetricsLog, Progress, TensorBoard
+from spa_dist.training.checkpoint.find import newest_good_checkpoint
+from spa_dist.training.checkpoint.read import Checkpoint
+from spa_dist.training.checkpoint.restore import check_same_model, load_optimizer, load_weights, restored_state
+from spa_dist.training.engine import Engine
+from spa_dist.training.hardware import choose_device
+from spa_dist.training.signals import StopRequest
+from spa_dist.training.state import TrainState
+from spa_dist.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+TOKENIZER_FILE = "tokenizer.model"
+
+
+def prepare_run(config: Config, launch: Launch) -> tuple[Config, BatchPlan, Dataset]:
+    """Everything that can be found wrong before a process group exists: batch arithmetic, device, data, tokenizer."""
+    plan = plan_batches(config, launch.world_size)
+    choose_device(config, launch.local_rank)
+    dataset = open_dataset(config.data.path)
+    check_tokenizer(dataset)
+    config = with_vocabulary(config, dataset.vocab_size)
+    for split in ("train", config.evaluation.split):
+        dataset.split(split)
+    TrainStream(dataset, sequence_length=1, seed=0, data_rank=0, data_size=plan.data_parallel_size, workers=0)
+    return config, plan, dataset
+
+
+def train(config: Config, launch: Launch, *, resume: bool) -> int:
+    """Train, evaluate, checkpoint; returns the command's exit code. Run by every process of the launch."""
+    config, plan, dataset = prepare_run(config, launch)
+    run_dir = Path(config.run_dir)
+    stop_request = StopRequest()
+    stop_request.listen()
+    device = choose_device(config, launch.local_rank)
+    grid = start_process_groups(launch, device, config.parallel.tensor, config.parallel.timeout_minutes)
+    checkpoint = _checkpoint_to_resume(run_dir, resume=resume)
+    if grid.is_first:
+        _write_run_files(run_dir, config, dataset)
+    engine, state = _build(config, plan, grid, checkpoint)
+    reason = _train(config, plan, grid, dataset, engine, state, stop_request)
+    if grid.is_first:
+        logger.info("%s at step %d; files in %s", reason, state.step, run_dir)
+    stop_process_groups()
+    return EXIT_INTERRUPTED if reason == "interrupted" else EXIT_OK
+
+
+def _checkpoint_to_resume(run_dir: Path, *, resume: bool) -> Checkpoint | None:
+    if resume:
+        return newest_good_checkpoint(run_dir)
+    if any((run_dir / "checkpoints").glob("step_*")):
+        raise CheckpointError(
+            f"{run_dir} already holds checkpoints: go on from them with --resume auto, or set another run.dir or run.name"
+        )
+    return None
+
+
+def _build(config: Config, plan: BatchPlan, grid: Grid, checkpoint: Checkpoint | None) -> tuple[Engine, TrainState]:
+    model = build_model(config, grid)
+    if checkpoint is None:
+        return Engine(config, plan, model, grid), TrainState()
+    check_same_model(config, checkpoint)
+    load_weights(model, checkpoint, config, grid)
+    engine = Engine(config, plan, model, grid)
+    load_optimizer(engine, checkpoint)
+    if grid.is_first:
+        logger.info("resumed from %s", checkpoint.folder)
+    return engine, restored_state(checkpoint)
+
+
+def _train(
+    config: Config, plan: BatchPlan, grid: Grid, dataset: Dataset, engine: Engine, state: TrainState, stop: StopRequest
+) -> str:
+    run_dir = Path(config.run_dir)
+    place = {"sequence_length": config.model.sequence_length, "data_rank": grid.data_rank, "data_size": grid.data_size}
+    stream = TrainStream(dataset, seed=config.run.seed, workers=config.data.workers, **place)
+    held_out = EvalStream(dataset, config.evaluation.split, limit=config.evaluation.sequences, **place)
+    log = MetricsLog(run_dir / "metrics.jsonl")
+    callbacks = [
+        log,
+        *([TensorBoard(run_dir / "tensorboard", log)] if config.logging.tensorboard else []),
+        *([Progress(log)] if config.logging.progress else []),
+        Evaluation(held_out, log),
+        Checkpointing(run_dir, _tokenizer_facts(dataset), resumed_at=state.step),
+    ]
+    batches = stream.micro_batches(state.cursor, global_size=plan.global_size, micro_size=plan.micro_size)
+    try:
+        trainer = Trainer(
+            config, plan, grid, engine, LanguageModelling(), batches, stream.epoch_samples, state, callbacks, stop
+        )
+        return trainer.run()
+    finally:
+        batches.close()
+
+
+def _tokenizer_facts(dataset: Dataset) -> dict[str, str | int]:
+    index = dataset.index
+    return {
+        "file": TOKENIZER_FILE,
+        "sha256": index.tokenizer_sha256,
+        "eos_id": index.eos_id,
+        "vocab_size": index.vocab_size,
+    }
+
+
+def _write_run_files(run_dir: Path, config: Config, dataset: Dataset) -> None:
+    """The resolved config and the tokenizer, so that the run's folder stands on its own."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(config.model_dump(mode="json"), indent=2) + "\n"
+    (run_dir / "config.json").write_text(text, encoding="utf-8")
+    shutil.copyfile(dataset.tokenizer_path, run_dir / TOKENIZER_FILE)
