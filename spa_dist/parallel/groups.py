@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from spa_dist.parallel.megatron import parallel_state, run_without_cuda
+from spa_dist.parallel.megatron import parallel_state, run_without_cuda, use_groups
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,21 @@ def start_process_groups(launch: Launch, device: torch.device, tensor_size: int,
         else:
             store = dist.HashStore()
             dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor_size,
-        create_gloo_process_groups=False,
-        distributed_timeout_minutes=max(1, round(timeout_minutes)),
-    )
-    return Grid(
-        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
-        tensor_size=tensor_size,
-        data_rank=parallel_state.get_data_parallel_rank(),
-        data_size=parallel_state.get_data_parallel_world_size(),
-        device=device,
-    )
+    tensor, data = _split_world(tensor_size, timeout)
+    use_groups(tensor, data)
+    return Grid(tensor.rank(), tensor.size(), data.rank(), data.size(), device)
+
+
+def _split_world(tensor_size: int, timeout: timedelta) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """This process's tensor-parallel group (consecutive ranks) and data-parallel group (ranks `tensor_size` apart)."""
+    world = dist.get_world_size()
+    assert world % tensor_size == 0, (world, tensor_size)
+    tensor_groups = [list(range(first, first + tensor_size)) for first in range(0, world, tensor_size)]
+    data_groups = [list(range(first, world, tensor_size)) for first in range(tensor_size)]
+    tensor, _ = dist.new_subgroups_by_enumeration(tensor_groups, timeout=timeout)
+    data, _ = dist.new_subgroups_by_enumeration(data_groups, timeout=timeout)
+    assert tensor is not None and data is not None
+    return tensor, data
 
 
 def stop_process_groups() -> None:

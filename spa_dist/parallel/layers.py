@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from spa_dist.parallel.groups import tensor_group
 from spa_dist.parallel.megatron import (
     ColumnParallelLinear,
     ModelParallelConfig,
     RowParallelLinear,
     VocabParallelEmbedding,
     linear_with_grad_accumulation_and_async_allreduce,
-    parallel_state,
     scatter_to_sequence_parallel_region,
     vocab_parallel_cross_entropy,
 )
@@ -60,7 +60,7 @@ class _SumGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         total = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=parallel_state.get_tensor_model_parallel_group())
+        dist.all_reduce(total, group=tensor_group())
         return total
 
 
@@ -70,7 +70,7 @@ def sum_gradient(replicated: torch.Tensor) -> torch.Tensor:
     For a replicated parameter of which each rank sees only a part of the uses: S and the query/key norms, since a rank has its
     own heads only, and norms and biases under sequence parallelism.
     """
-    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+    if tensor_group().size() == 1:
         return replicated
     return _SumGradient.apply(replicated)
 
@@ -95,7 +95,7 @@ def column_parallel_linear(
         gradient_accumulation_fusion=False,
         allreduce_dgrad=parallel and not config.sequence_parallel,
         sequence_parallel=config.sequence_parallel,
-        tp_group=parallel_state.get_tensor_model_parallel_group(),
+        tp_group=tensor_group(),
     )
 
 
@@ -107,7 +107,7 @@ class ColumnLinear(ColumnParallelLinear):
     """[N, B, in] → [N, B, out / T]; the weight's rows are split."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, config: ModelParallelConfig):
-        super().__init__(in_features, out_features, config=config, init_method=_uninitialised, bias=bias, gather_output=False)
+        super().__init__(in_features, out_features, config=config, init_method=_uninitialised, bias=bias, tp_group=tensor_group())
 
     def forward(self, x_nbd: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """[N, B, in] (a slice of N under sequence parallelism) → [N, B, out / T]."""
@@ -126,6 +126,7 @@ class RowLinear(RowParallelLinear):
             bias=bias,
             input_is_parallel=True,
             skip_bias_add=True,
+            tp_group=tensor_group(),
         )
 
     def forward(self, x_nbd: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -146,6 +147,7 @@ class Embedding(VocabParallelEmbedding):
             init_method=_uninitialised,
             reduce_scatter_embeddings=config.sequence_parallel,
             config=config,
+            tp_group=tensor_group(),
         )
         self.config = config
 
@@ -165,7 +167,7 @@ def masked_cross_entropy(logits_nbv: torch.Tensor, targets_nb: torch.Tensor, *, 
         targets_nb: [N, B] int64; entries equal to `ignore` count nothing.
     """
     width = logits_nbv.shape[-1]
-    first = parallel_state.get_tensor_model_parallel_rank() * width
+    first = tensor_group().rank() * width
     if first + width > vocab_size:
         padding = torch.arange(first, first + width, device=logits_nbv.device) >= vocab_size
         logits_nbv = logits_nbv.masked_fill(padding, torch.finfo(logits_nbv.dtype).min)

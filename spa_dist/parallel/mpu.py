@@ -6,7 +6,7 @@ one, and takes an object with `initialize_sequence_parallel` for its own Ulysses
 
 import torch.distributed as dist
 
-from spa_dist.parallel.megatron import parallel_state
+from spa_dist.parallel.groups import data_group, tensor_group
 
 
 class ModelParallelUnit:
@@ -14,15 +14,15 @@ class ModelParallelUnit:
 
     def get_model_parallel_rank(self) -> int:
         """Rank in the tensor-parallel group."""
-        return parallel_state.get_tensor_model_parallel_rank()
+        return tensor_group().rank()
 
     def get_model_parallel_world_size(self) -> int:
         """Size of the tensor-parallel group."""
-        return parallel_state.get_tensor_model_parallel_world_size()
+        return tensor_group().size()
 
     def get_model_parallel_group(self) -> dist.ProcessGroup:
         """The tensor-parallel group."""
-        return parallel_state.get_tensor_model_parallel_group()
+        return tensor_group()
 
     get_tensor_model_parallel_rank = get_model_parallel_rank
     get_tensor_model_parallel_world_size = get_model_parallel_world_size
@@ -30,7 +30,7 @@ class ModelParallelUnit:
 
     def get_tensor_model_parallel_src_rank(self) -> int:
         """Global rank of the first member of the tensor-parallel group."""
-        return parallel_state.get_tensor_model_parallel_src_rank()
+        return dist.get_process_group_ranks(tensor_group())[0]
 
     def get_pipeline_model_parallel_rank(self) -> int:
         """Always 0: there is no pipeline parallelism."""
@@ -42,16 +42,16 @@ class ModelParallelUnit:
 
     def get_data_parallel_rank(self) -> int:
         """Rank in the data-parallel group."""
-        return parallel_state.get_data_parallel_rank()
+        return data_group().rank()
 
     def get_data_parallel_world_size(self) -> int:
         """Size of the data-parallel group."""
-        return parallel_state.get_data_parallel_world_size()
+        return data_group().size()
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
         """The data-parallel group."""
-        return parallel_state.get_data_parallel_group()
+        return data_group()
 
     def get_data_parallel_group_ranks(self) -> list[int]:
         """Global ranks of the data-parallel group."""
-        return dist.get_process_group_ranks(parallel_state.get_data_parallel_group())
+        return dist.get_process_group_ranks(data_group())

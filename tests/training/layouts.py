@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from spa_dist.config import Config, config_from_dict, plan_batches
 from spa_dist.model import build_model
-from spa_dist.parallel import groups, megatron
+from spa_dist.parallel import groups
 from spa_dist.parallel.groups import Grid, Launch, start_process_groups
 from spa_dist.parallel.layout import model_tensors, parameter_layout
 from spa_dist.tasks import LanguageModelling
@@ -134,9 +134,8 @@ def differences(result: dict[str, Any], reference: dict[str, Any]) -> dict[str, 
 
 
 def start(tensor_size: int) -> Grid:
-    """Join the world at a tensor-parallel size. Each call makes some twenty gloo groups with a thread that wakes 100 times a
-    second, so a worker changes size as seldom as it can."""
-    megatron.parallel_state.destroy_model_parallel()
+    """Join the world at a tensor-parallel size. Each call makes gloo groups whose threads stay, so a worker changes size as
+    seldom as it can."""
     return start_process_groups(Launch.from_environment(), torch.device("cpu"), tensor_size, 2.0)
 
 
