@@ -7,28 +7,40 @@ that cannot be written); 75 stopped by SIGTERM or SIGINT after saving a checkpoi
 import argparse
 import logging
 
-from spa_dist.cli import run_command
+from spa_dist.cli import run_command, share_cores
 
 
 def main() -> int:
     """Parse, check, train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, metavar="NAME", help="a path, or the name of a file in configs/")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="section.key=value", help="override the config")
-    parser.add_argument("--resume", choices=["auto"], help="go on from the newest intact checkpoint of run.dir, if there is one")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="section.key=value", help="override the config"
+    )
+    parser.add_argument(
+        "--resume", choices=["auto"], help="go on from the newest intact checkpoint of run.dir, if there is one"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check everything, print what would run, and stop")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the deepspeed launcher passes it
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("spa_dist").setLevel(logging.INFO)
+    share_cores()
 
     from spa_dist.config import load_config
 
     config = load_config(args.config, args.set)  # before anything heavy is imported: a typo costs no start-up
 
     from spa_dist.parallel.groups import Launch
-    from spa_dist.training.run import train
+    from spa_dist.training.run import dry_run, train
 
-    return train(config, Launch.from_environment(), resume=args.resume == "auto")
+    launch = Launch.from_environment()
+    if args.dry_run:
+        plan = dry_run(config, launch)
+        if launch.rank == 0:
+            print(plan)
+        return 0
+    return train(config, launch, resume=args.resume == "auto")
 
 
 if __name__ == "__main__":

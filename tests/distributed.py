@@ -41,7 +41,7 @@ def run_in_processes(target: str, world_size: int, argument: Any = None, timeout
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, "-m", "tests.distributed", target, json.dumps(argument), str(result)]
-        logs = [open(Path(folder) / f"rank{rank}.log", "w+") for rank in range(world_size)]
+        logs = [(Path(folder) / f"rank{rank}.log").open("w+") for rank in range(world_size)]
         processes = [
             subprocess.Popen(
                 command, env=rank_environment(rank, world_size, port), cwd=ROOT, stdout=logs[rank], stderr=subprocess.STDOUT

@@ -38,7 +38,7 @@ class ArxivSource(Source):
             before = 0
             try:
                 with path.open("rb") as raw:
-                    lines: IO[bytes] = gzip.open(raw) if path.suffix == ".gz" else raw  # type: ignore[assignment]
+                    lines: IO[bytes] = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw  # type: ignore[assignment]
                     for number, line in enumerate(lines, start=1):
                         read, before = raw.tell() - before, raw.tell()
                         if not line.strip():

@@ -85,9 +85,16 @@ def idle_options(config: Config) -> Iterator[str]:
             yield f"attention.{option} has no effect: only pattern {pattern!r} of kind 'spa' reads it"
     if attention.kind != "spa":
         for option in ("pattern", "sparsity", "scale", "per", "trainable"):
-            if option in attention.model_fields_set and getattr(attention, option) != type(attention).model_fields[option].default:
+            if (
+                option in attention.model_fields_set
+                and getattr(attention, option) != type(attention).model_fields[option].default
+            ):
                 yield f"attention.{option} has no effect: attention.kind is {attention.kind!r}"
     if config.parallel.sequence and config.parallel.tensor == 1:
         yield "parallel.sequence has no effect: parallel.tensor is 1"
-    if config.schedule.name == "constant" and config.schedule.warmup_steps and "warmup_steps" in config.schedule.model_fields_set:
+    if (
+        config.schedule.name == "constant"
+        and config.schedule.warmup_steps
+        and "warmup_steps" in config.schedule.model_fields_set
+    ):
         yield "schedule.warmup_steps has no effect: schedule.name is 'constant'"

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-
 class Section(BaseModel):
     """A section of the config: unknown keys and wrong types are errors, and nothing changes after loading."""
 

@@ -15,7 +15,6 @@ from spa_dist.parallel.layers import (
     RowLinear,
     masked_cross_entropy,
     scatter_to_sequence_parallel_region,
-    sum_gradient,
 )
 from spa_dist.parallel.layout import padded_vocabulary
 from spa_dist.parallel.megatron import ModelParallelConfig

@@ -107,7 +107,9 @@ class ColumnLinear(ColumnParallelLinear):
     """[N, B, in] → [N, B, out / T]; the weight's rows are split."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, config: ModelParallelConfig):
-        super().__init__(in_features, out_features, config=config, init_method=_uninitialised, bias=bias, tp_group=tensor_group())
+        super().__init__(
+            in_features, out_features, config=config, init_method=_uninitialised, bias=bias, tp_group=tensor_group()
+        )
 
     def forward(self, x_nbd: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """[N, B, in] (a slice of N under sequence parallelism) → [N, B, out / T]."""
@@ -159,7 +161,9 @@ class Embedding(VocabParallelEmbedding):
         return embedded if self.reduce_scatter_embeddings else embedded.transpose(0, 1)
 
 
-def masked_cross_entropy(logits_nbv: torch.Tensor, targets_nb: torch.Tensor, *, vocab_size: int, ignore: int) -> torch.Tensor:
+def masked_cross_entropy(
+    logits_nbv: torch.Tensor, targets_nb: torch.Tensor, *, vocab_size: int, ignore: int
+) -> torch.Tensor:
     """Sum over valid targets of the negative log-likelihood, in fp32, from logits split over the vocabulary.
 
     Args:

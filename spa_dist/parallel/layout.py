@@ -113,7 +113,9 @@ def _projection_layout(config: Config) -> Layout:
     if attention.kind == "spa":
         per_head = projection_is_per_head(config)
         shape = (model.num_kv_heads if per_head else 1, model.head_dim, attention.d_proj)
-        table["attention.projection"] = _entry("per_head" if per_head else "replicated", shape, buffer=not attention.trainable)
+        table["attention.projection"] = _entry(
+            "per_head" if per_head else "replicated", shape, buffer=not attention.trainable
+        )
     if attention.qk_norm:
         width = model.head_dim if attention.kind == "dense" else attention.d_proj
         for name in ("query_norm", "key_norm"):

@@ -29,8 +29,8 @@ __all__ = [
     "linear_with_grad_accumulation_and_async_allreduce",
     "parallel_state",
     "run_without_cuda",
-    "use_groups",
     "scatter_to_sequence_parallel_region",
+    "use_groups",
     "vocab_parallel_cross_entropy",
 ]
 

@@ -92,7 +92,9 @@ class Engine:
             return StepOutcome(norm, skipped=not math.isfinite(norm), loss_scale=1.0)
         self.deepspeed.step()
         norm = float(self.deepspeed.get_global_grad_norm())
-        if hasattr(self.optimizer, "fp32_groups"):  # DeepSpeed's unfused optimizer reports the norm with the loss scale in it
+        if hasattr(
+            self.optimizer, "fp32_groups"
+        ):  # DeepSpeed's unfused optimizer reports the norm with the loss scale in it
             norm /= scale
         skipped = bool(getattr(self.optimizer, "overflow", False))
         return StepOutcome(math.nan if skipped else norm, skipped=skipped, loss_scale=scale)

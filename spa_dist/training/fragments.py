@@ -128,7 +128,11 @@ def prepare_moments(engine: Engine, steps: int) -> None:
 def loss_scaler_state(engine: Engine) -> dict[str, float | int]:
     """DeepSpeed's dynamic loss scale and its counters; empty where there is none."""
     holder = _scale_holder(engine)
-    return {} if holder is None else {key: getattr(holder, key) for key in _SCALE_FIELDS if getattr(holder, key, None) is not None}
+    return (
+        {}
+        if holder is None
+        else {key: getattr(holder, key) for key in _SCALE_FIELDS if getattr(holder, key, None) is not None}
+    )
 
 
 def restore_loss_scaler(engine: Engine, state: dict[str, float | int]) -> None:

@@ -26,7 +26,9 @@ def choose_device(config: Config, local_rank: int) -> torch.device:
     """The device of this process. `ConfigError` when CUDA is asked for and absent, or there are fewer GPUs than processes."""
     asked = config.run.device
     if asked == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("run.device=cuda, but this machine has no CUDA device that torch can use: set run.device=cpu or auto")
+        raise ConfigError(
+            "run.device=cuda, but this machine has no CUDA device that torch can use: set run.device=cpu or auto"
+        )
     if asked == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():

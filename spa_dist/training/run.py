@@ -5,6 +5,9 @@ import logging
 import shutil
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from data_pipeline.dataset import Dataset, check_tokenizer, open_dataset
 from data_pipeline.stream import EvalStream, TrainStream
 from spa_dist.cli import EXIT_INTERRUPTED, EXIT_OK
@@ -19,12 +22,14 @@ from spa_dist.training.checkpoint.read import Checkpoint
 from spa_dist.training.checkpoint.restore import check_same_model, load_optimizer, load_weights, restored_state
 from spa_dist.training.engine import Engine
 from spa_dist.training.hardware import choose_device
+from spa_dist.training.plan import describe
 from spa_dist.training.signals import StopRequest
 from spa_dist.training.state import TrainState
 from spa_dist.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 TOKENIZER_FILE = "tokenizer.model"
+DEFAULT_VOCABULARY = 32_000
 
 
 def prepare_run(config: Config, launch: Launch) -> tuple[Config, BatchPlan, Dataset]:
@@ -38,6 +43,33 @@ def prepare_run(config: Config, launch: Launch) -> tuple[Config, BatchPlan, Data
         dataset.split(split)
     TrainStream(dataset, sequence_length=1, seed=0, data_rank=0, data_size=plan.data_parallel_size, workers=0)
     return config, plan, dataset
+
+
+def dry_run(config: Config, launch: Launch) -> str:
+    """Check everything a run needs, build one mock batch, and say what would run. No process group is made.
+
+    Without a dataset the plan takes the vocabulary of the config, or 32,000, and a made-up batch.
+    """
+    plan = plan_batches(config, launch.world_size)
+    device = choose_device(config, launch.local_rank)
+    length = config.model.sequence_length
+    if Path(config.data.path).exists():
+        config, plan, dataset = prepare_run(config, launch)
+        stream = TrainStream(
+            dataset, sequence_length=length, seed=config.run.seed, data_size=plan.data_parallel_size, workers=0
+        )
+        inputs, targets = stream.batch(0, plan.micro_size * plan.data_parallel_size)
+        content = dataset.split("train")
+        epochs = plan.steps * plan.global_size / stream.epoch_samples
+        data = f"{config.data.path}: {content.tokens:,} training tokens in {len(content.shards)} shards; {epochs:.2f} epochs"
+    else:
+        config = with_vocabulary(config, config.model.vocab_size or DEFAULT_VOCABULARY)
+        inputs = np.random.default_rng(config.run.seed).integers(config.model.vocab_size, size=(plan.micro_size, length))
+        targets = inputs
+        data = f"{config.data.path} is not prepared yet; a vocabulary of {config.model.vocab_size:,} is assumed"
+    valid = LanguageModelling.valid_targets(torch.from_numpy(targets))
+    batch = f"one micro-batch {list(inputs.shape)} {inputs.dtype}, {valid:,} targets"
+    return describe(config, plan, str(device.type), data, batch)
 
 
 def train(config: Config, launch: Launch, *, resume: bool) -> int:

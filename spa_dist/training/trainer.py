@@ -124,7 +124,9 @@ class Trainer:
             return
         state.skipped_steps += 1
         state.skipped_in_a_row += 1
-        what = f"step {step} (samples {state.cursor - self.plan.global_size} to {state.cursor - 1}): the gradient is not finite"
+        what = (
+            f"step {step} (samples {state.cursor - self.plan.global_size} to {state.cursor - 1}): the gradient is not finite"
+        )
         if optimizer.nonfinite == "stop" and self.config.precision.dtype != "fp16":
             raise TrainingError(f"{what}; nothing was changed by it, and optimizer.nonfinite=stop ends the run")
         if state.skipped_in_a_row >= optimizer.max_skipped:

@@ -117,7 +117,9 @@ def full_tensors(engine: Engine) -> dict[str, torch.Tensor]:
             full[name] = torch.cat(pieces, dim=entry.dim)
         else:
             # A replicated parameter must have stayed the same on each tensor-parallel rank, bit for bit.
-            full[name] = pieces[0] if all(torch.equal(piece, pieces[0]) for piece in pieces) else torch.full(shape, torch.nan)
+            full[name] = (
+                pieces[0] if all(torch.equal(piece, pieces[0]) for piece in pieces) else torch.full(shape, torch.nan)
+            )
     return full
 
 
@@ -161,7 +163,9 @@ def compare_layouts(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def model_of(case: dict[str, Any]) -> dict[str, Any]:
     """The changes of a case that make another model or another optimizer, without those that spread it differently."""
-    return {key: value for key, value in case.items() if key.split(".")[0] not in ("parallel", "deepspeed", "batch", "break")}
+    return {
+        key: value for key, value in case.items() if key.split(".")[0] not in ("parallel", "deepspeed", "batch", "break")
+    }
 
 
 @contextlib.contextmanager

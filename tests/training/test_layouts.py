@@ -45,7 +45,12 @@ VARIANTS: list[dict[str, Any]] = [
 BROKEN: list[dict[str, Any]] = [
     {"break": "spa_dist.model.attention", "parallel.tensor": 2},  # S
     {"break": "spa_dist.parallel.layers", "parallel.tensor": 2},  # query and key norms
-    {"break": "spa_dist.parallel.layers", "parallel.tensor": 2, "parallel.sequence": True, "attention.qk_norm": False},  # norms
+    {
+        "break": "spa_dist.parallel.layers",
+        "parallel.tensor": 2,
+        "parallel.sequence": True,
+        "attention.qk_norm": False,
+    },  # norms
 ]
 
 

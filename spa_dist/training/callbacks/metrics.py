@@ -42,7 +42,11 @@ class MetricsLog(Callback):
         self._seconds += report.seconds
         self._waited += report.data_wait_seconds
         self._tokens += report.valid_tokens
-        due = report.step % trainer.config.logging.every == 0 or report.step in (1, trainer.plan.steps) or report.outcome.skipped
+        due = (
+            report.step % trainer.config.logging.every == 0
+            or report.step in (1, trainer.plan.steps)
+            or report.outcome.skipped
+        )
         if not due:
             return
         loss = report.mean_loss()

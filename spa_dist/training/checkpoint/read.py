@@ -24,7 +24,9 @@ class Checkpoint:
         self.data_size = int(manifest["parallel"]["data"])
         self._files: dict[str, tuple[Any, dict[str, tuple[int, int]]]] = {}
 
-    def local_part(self, name: str, entry: ParameterLayout, tensor_rank: int, tensor_size: int, key: str = WEIGHT) -> torch.Tensor:
+    def local_part(
+        self, name: str, entry: ParameterLayout, tensor_rank: int, tensor_size: int, key: str = WEIGHT
+    ) -> torch.Tensor:
         """The part of a parameter (or of one of its moments) that a rank of this run holds, fp32."""
         if entry.dim is None or tensor_size == self.tensor_size:
             part = self._saved_part(name, entry, 0 if entry.dim is None else tensor_rank, key)
@@ -53,7 +55,9 @@ class Checkpoint:
                 flat[start : start + numel] = file.get_tensor(name if key == WEIGHT else f"{name}/{key}")
                 filled += numel
         if filled != flat.numel():
-            raise CheckpointError(f"{self.folder}: {name} has {filled} of {flat.numel()} values: the checkpoint is not whole")
+            raise CheckpointError(
+                f"{self.folder}: {name} has {filled} of {flat.numel()} values: the checkpoint is not whole"
+            )
         return flat
 
     def _open(self, file_name: str) -> tuple[Any, dict[str, tuple[int, int]]]:

@@ -65,7 +65,9 @@ def _together(action: Callable[[], Any], folder: Path) -> list[Any]:
         if dist.get_rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)
         rank, message = failed[0]
-        raise TrainingError(f"checkpoint {folder} could not be written (rank {rank}: {message}); older checkpoints are intact")
+        raise TrainingError(
+            f"checkpoint {folder} could not be written (rank {rank}: {message}); older checkpoints are intact"
+        )
     return [value for value, _ in outcomes]
 
 
