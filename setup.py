@@ -9,10 +9,8 @@ TRAIN = [
     "megatron-core>=0.16,<0.17; python_version < '3.12'",
     "megatron-core>=0.16,<0.20; python_version >= '3.12'",
     "matplotlib>=3.8",
-    "ray[train,tune]>=2.50",
     "safetensors>=0.4",
     "sentencepiece>=0.2",
-    "setuptools",  # torch.utils.cpp_extension, which deepspeed imports, needs it
     "tensorboard>=2.15",
     "tqdm>=4.65",
     "triton>=3.0; platform_system == 'Linux'",
