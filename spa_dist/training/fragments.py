@@ -51,10 +51,16 @@ def _parameters(engine: Engine) -> dict[str, nn.Parameter]:
 
 
 def _stage12(engine: Engine) -> Iterator[Fragment]:
+    """From DeepSpeed's map of parameters to flat partitions. Its map of moments is not used: it is made after the step of the
+    first parameter group, and has none for the groups that follow."""
+    optimizer = engine.optimizer
+    flats = getattr(optimizer, "single_partition_of_fp32_groups", None) or optimizer.fp32_groups_flat_partition
     for name, parameter in _parameters(engine).items():
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]
         if mapping is not None:
-            moments = {key: value for key, value in (mapping.optim_fragment or {}).items() if key in MOMENTS}
+            place = mapping.hp_fragment_address
+            state = optimizer.optimizer.state.get(flats[mapping.param_group_index], {})
+            moments = {key: state[key].narrow(0, place.start, place.numel) for key in MOMENTS if key in state}
             yield Fragment(name, mapping.lp_fragment_address.start, mapping.hp_fragment.detach(), moments)
 
 
@@ -120,9 +126,6 @@ def prepare_moments(engine: Engine, steps: int) -> None:
             "step": torch.tensor(float(steps), device=key.device),
             **{moment: torch.zeros_like(key) for moment in MOMENTS},
         }
-    link = getattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state", None)
-    if link is not None:
-        link()
 
 
 def loss_scaler_state(engine: Engine) -> dict[str, float | int]:
