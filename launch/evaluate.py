@@ -35,7 +35,9 @@ def main() -> int:
     model = load_model(args.model, device=args.device)
     dataset = open_dataset(args.data)
     if dataset.vocab_size != model.config.vocab_size:
-        raise DataError(f"{args.data} has a vocabulary of {dataset.vocab_size}, and the model one of {model.config.vocab_size}")
+        raise DataError(
+            f"{args.data} has a vocabulary of {dataset.vocab_size}, and the model one of {model.config.vocab_size}"
+        )
     if args.batch_size < 1 or (args.sequences is not None and args.sequences < 1):
         raise CheckpointError("--batch-size and --sequences must be at least 1")
     stream = EvalStream(dataset, args.split, sequence_length=model.config.sequence_length, limit=args.sequences)

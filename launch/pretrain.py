@@ -6,6 +6,7 @@ that cannot be written); 75 stopped by SIGTERM or SIGINT after saving a checkpoi
 
 import argparse
 import logging
+import os
 
 from spa_dist.cli import run_command, share_cores
 
@@ -24,7 +25,8 @@ def main() -> int:
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the deepspeed launcher passes it
     args = parser.parse_args()
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("spa_dist").setLevel(logging.INFO)
+    first = os.environ.get("RANK", "0") == "0"
+    logging.getLogger("spa_dist").setLevel(logging.INFO if first else logging.ERROR)
     share_cores()
 
     from spa_dist.config import load_config

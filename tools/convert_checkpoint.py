@@ -20,7 +20,10 @@ def main() -> int:
     parser.add_argument("--format", choices=["pytorch", "safetensors"], default="pytorch")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
     parser.add_argument(
-        "--fold", action=argparse.BooleanOptionalAction, default=True, help="multiply S into the query and key weights (default)"
+        "--fold",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="multiply S into the query and key weights (default)",
     )
     parser.add_argument("--force", action="store_true", help="replace what is at --output")
     args = parser.parse_args()

@@ -23,8 +23,9 @@ def fold_projection(weight: Tensor, projection: Tensor) -> Tensor:
             f"weight {list(weight.shape)} does not hold whole heads of d_k = {d_k} for {groups} projection(s): "
             f"its first dimension must be a multiple of {groups * d_k}"
         )
-    w_ghkd = weight.reshape(groups, -1, d_k, *weight.shape[1:])
-    return torch.einsum("gkp,ghk...->ghp...", projection.to(weight.dtype), w_ghkd).flatten(0, 2)
+    w_ghkd = weight.reshape(groups, -1, d_k, weight.shape[1:].numel())
+    folded_ghpd = projection.to(weight.dtype).mT.unsqueeze(1) @ w_ghkd
+    return folded_ghpd.reshape(-1, *weight.shape[1:])
 
 
 def project(x: Tensor, projection: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +142,8 @@ def deepspeed_config(config: Config, plan: BatchPlan, *, clip: bool) -> dict[str
 
 
 def _quieten() -> None:
-    """DeepSpeed reports its set-up in some forty lines per rank; errors and warnings are left."""
+    """DeepSpeed reports its set-up in some forty lines per rank; errors and warnings are left, but for one that is for its authors."""
+    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.*", category=FutureWarning)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
 
