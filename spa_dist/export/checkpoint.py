@@ -70,7 +70,7 @@ class Checkpoint:
             self._read_part(name, rank, other)
             if not bool((other - first).abs().max() <= _DRIFT * first.abs().max()):
                 raise CheckpointError(
-                    f"{self.manifest.folder}: ranks 0 and {rank} hold different copies of {name}: they did not train one model"
+                    f"{self.manifest.folder}: ranks 0 and {rank} hold different copies of {name}: not one model"
                 )
 
     def _index(self, file_name: str) -> None:
