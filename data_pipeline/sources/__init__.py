@@ -1,5 +1,7 @@
 """Corpora: `open_source` names them, and each yields its documents lazily."""
 
+from collections.abc import Callable
+
 from data_pipeline.sources.base import Document, Source
 from data_pipeline.sources.jsonl import ArxivSource
 from data_pipeline.sources.pg19 import Pg19Source
@@ -7,7 +9,12 @@ from data_pipeline.sources.python_code import PythonSource
 from data_pipeline.sources.text import TextSource
 from spa_dist.errors import DataError
 
-SOURCES: dict[str, type[Source]] = {"python": PythonSource, "text": TextSource, "pg19": Pg19Source, "arxiv": ArxivSource}
+SOURCES: dict[str, Callable[..., Source]] = {
+    "python": PythonSource,
+    "text": TextSource,
+    "pg19": Pg19Source,
+    "arxiv": ArxivSource,
+}
 
 __all__ = ["SOURCES", "Document", "Source", "open_source"]
 

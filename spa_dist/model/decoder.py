@@ -7,6 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from spa_dist.attention import rotary_tables
 from spa_dist.config import Config
 from spa_dist.model.attention import ParallelAttention, RotaryTables
+from spa_dist.model.flops import effective_width
 from spa_dist.model.noise import Noise, seeded_dropout
 from spa_dist.parallel.layers import (
     ColumnLinear,
@@ -44,9 +45,9 @@ class Block(nn.Module):
         self.index, self.noise, self.dropout = index, noise, model.dropout
         self.split = parallel.sequence_parallel
         norm = {"kind": model.norm, "eps": model.norm_eps, "sum_gradients": self.split}
-        self.norm1 = Norm(model.hidden_size, **norm)  # type: ignore[arg-type]
+        self.norm1 = Norm(model.hidden_size, **norm)
         self.attention = ParallelAttention(config, index, parallel, noise)
-        self.norm2 = Norm(model.hidden_size, **norm)  # type: ignore[arg-type]
+        self.norm2 = Norm(model.hidden_size, **norm)
         self.mlp = FeedForward(config, parallel)
 
     def forward(self, x_nbd: torch.Tensor, rotary: RotaryTables | None) -> torch.Tensor:
@@ -72,7 +73,7 @@ class Decoder(nn.Module):
         self.embedding = Embedding(rows, model.hidden_size, config=parallel)
         if model.positions == "learned":
             weight = torch.empty(model.sequence_length, model.hidden_size)
-            self.positions = nn.Embedding(*weight.shape, _weight=weight)
+            self.positions = nn.Embedding(model.sequence_length, model.hidden_size, _weight=weight)
         self.layers = nn.ModuleList(Block(config, index, parallel, noise) for index in range(model.num_layers))
         self.norm = Norm(model.hidden_size, kind=model.norm, eps=model.norm_eps, sum_gradients=parallel.sequence_parallel)
         self.head = None if model.tie_embeddings else Embedding(rows, model.hidden_size, config=parallel)
@@ -121,4 +122,4 @@ class Decoder(nn.Module):
         model = self.config.model
         if model.positions != "rope":
             return None
-        return rotary_tables(length, self.layers[0].attention.width, model.rope_theta, device=device)
+        return rotary_tables(length, effective_width(self.config), model.rope_theta, device=device)

@@ -58,7 +58,7 @@ class _SumGradient(torch.autograd.Function):
         return replicated.view_as(replicated)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         total = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=tensor_group())
         return total
@@ -111,7 +111,7 @@ class ColumnLinear(ColumnParallelLinear):
             in_features, out_features, config=config, init_method=_uninitialised, bias=bias, tp_group=tensor_group()
         )
 
-    def forward(self, x_nbd: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x_nbd: torch.Tensor) -> torch.Tensor:
         """[N, B, in] (a slice of N under sequence parallelism) → [N, B, out / T]."""
         return super().forward(x_nbd)[0]
 
@@ -131,7 +131,7 @@ class RowLinear(RowParallelLinear):
             tp_group=tensor_group(),
         )
 
-    def forward(self, x_nbd: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x_nbd: torch.Tensor) -> torch.Tensor:
         """[N, B, in / T] → [N, B, out] (a slice of N under sequence parallelism)."""
         output, bias = super().forward(x_nbd)
         if bias is None:
@@ -153,7 +153,7 @@ class Embedding(VocabParallelEmbedding):
         )
         self.config = config
 
-    def forward(self, x: torch.Tensor, *, as_output: bool = False) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x: torch.Tensor, *, as_output: bool = False) -> torch.Tensor:
         """Tokens [B, N] → [N, B, D] (a slice of N under sequence parallelism); `as_output`: [N, B, D] → logits [N, B, V / T]."""
         if as_output:
             return column_parallel_linear(x, self.weight, None, self.config)
@@ -191,7 +191,8 @@ class Norm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise [..., width]; the parameters' gradients are summed over the tensor-parallel group where asked."""
-        weight, bias = self.weight, self.bias
+        weight: torch.Tensor = self.weight
+        bias: torch.Tensor | None = self.bias
         if self.sum_gradients:
             weight = sum_gradient(weight)
             bias = None if bias is None else sum_gradient(bias)

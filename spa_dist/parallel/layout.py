@@ -194,4 +194,5 @@ def initialise(
         else:
             tensor.copy_(entry.local_part(full, tensor_rank, tensor_size))
         if isinstance(tensor, nn.Parameter):
-            tensor.tensor_model_parallel = entry.dim is not None  # DeepSpeed's gradient norm reads this mark
+            # DeepSpeed's gradient norm reads this mark.
+            tensor.tensor_model_parallel = entry.dim is not None  # type: ignore[attr-defined]

@@ -107,7 +107,9 @@ class Engine:
         DeepSpeed leaves this case to the caller: it would step on a NaN.
         """
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        counted = [p.grad for p in parameters if p.tensor_model_parallel or self.grid.tensor_rank == 0]  # type: ignore[attr-defined]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        first = self.grid.tensor_rank == 0
+        counted = [g for p, g in zip(parameters, gradients) if first or p.tensor_model_parallel]  # type: ignore[attr-defined]
         squares = torch.stack(torch._foreach_norm(counted)).double().square().sum() if counted else torch.zeros(())
         total = squares.to(self.grid.device, torch.float64).reshape(1)
         if self.grid.tensor_size > 1:
@@ -118,7 +120,7 @@ class Engine:
             for parameter in parameters:
                 parameter.grad = None
         elif clip and norm > clip:
-            torch._foreach_mul_([p.grad for p in parameters], clip / (norm + 1e-6))
+            torch._foreach_mul_(gradients, clip / (norm + 1e-6))
         return norm
 
 
@@ -143,14 +145,14 @@ def deepspeed_config(config: Config, plan: BatchPlan, *, clip: bool) -> dict[str
 
 def _quieten() -> None:
     """DeepSpeed reports its set-up in some forty lines per rank; errors and warnings are left, but for one that is for its authors."""
-    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.*", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated.*", category=FutureWarning)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
 
 def _let_loss_scale_rest_at_minimum(optimizer: Any) -> None:
     """DeepSpeed raises when the loss scale is at its minimum and overflows again; `optimizer.max_skipped` bounds that here."""
     scaler = getattr(optimizer, "loss_scaler", None)
-    if hasattr(scaler, "raise_error_at_min_scale"):
+    if scaler is not None and hasattr(scaler, "raise_error_at_min_scale"):
         scaler.raise_error_at_min_scale = False
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,10 +64,11 @@ def dry_run(config: Config, launch: Launch) -> str:
         epochs = plan.steps * plan.global_size / stream.epoch_samples
         data = f"{config.data.path}: {content.tokens:,} training tokens in {len(content.shards)} shards; {epochs:.2f} epochs"
     else:
-        config = with_vocabulary(config, config.model.vocab_size or DEFAULT_VOCABULARY)
-        inputs = np.random.default_rng(config.run.seed).integers(config.model.vocab_size, size=(plan.micro_size, length))
+        vocabulary = config.model.vocab_size or DEFAULT_VOCABULARY
+        config = with_vocabulary(config, vocabulary)
+        inputs = np.random.default_rng(config.run.seed).integers(vocabulary, size=(plan.micro_size, length))
         targets = inputs
-        data = f"{config.data.path} is not prepared yet; a vocabulary of {config.model.vocab_size:,} is assumed"
+        data = f"{config.data.path} is not prepared yet; a vocabulary of {vocabulary:,} is assumed"
     valid = LanguageModelling.valid_targets(torch.from_numpy(targets))
     batch = f"one micro-batch {list(inputs.shape)} {inputs.dtype}, {valid:,} targets"
     return describe(config, plan, str(device.type), data, batch)
@@ -118,7 +120,11 @@ def _train(
     config: Config, plan: BatchPlan, grid: Grid, dataset: Dataset, engine: Engine, state: TrainState, stop: StopRequest
 ) -> str:
     run_dir = Path(config.run_dir)
-    place = {"sequence_length": config.model.sequence_length, "data_rank": grid.data_rank, "data_size": grid.data_size}
+    place: dict[str, Any] = {
+        "sequence_length": config.model.sequence_length,
+        "data_rank": grid.data_rank,
+        "data_size": grid.data_size,
+    }
     stream = TrainStream(dataset, seed=config.run.seed, workers=config.data.workers, **place)
     held_out = EvalStream(dataset, config.evaluation.split, limit=config.evaluation.sequences, **place)
     log = MetricsLog(run_dir / "metrics.jsonl")

@@ -99,7 +99,7 @@ def test_mistakes_are_named(overrides: list[str], message: str) -> None:
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     """A name that is nearly right is suggested; what is not JSON is said."""
-    with pytest.raises(ConfigError, match="did you mean spa_tiny.json"):
+    with pytest.raises(ConfigError, match=r"did you mean spa_tiny\.json"):
         load_config("spa_tinny.json")
     bad = tmp_path / "bad.json"
     bad.write_text("{")

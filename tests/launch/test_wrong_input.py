@@ -93,7 +93,7 @@ def test_other_commands(
         ("data_pipeline/prepare.py", ["--source", "text", "--input", str(tmp_path / "blank.txt"), "--output", out], "no text"),
         ("data_pipeline/prepare.py", ["--source", "text", "--input", str(tmp_path / "gone"), "--output", out], "gone"),
         ("data_pipeline/prepare.py", ["--source", "pg19", "--input", str(empty), "--output", out], "train/"),
-        ("data_pipeline/prepare.py", ["--source", "arxiv", "--input", str(empty), "--output", out], "JSON lines"),
+        ("data_pipeline/prepare.py", ["--source", "arxiv", "--input", str(empty), "--output", out], "no text"),
         ("data_pipeline/prepare.py", ["--source", "text", "--input", str(ROOT / "configs"), "--output", str(dataset)], "--force"),
         ("tools/convert_checkpoint.py", ["--checkpoint", str(empty), "--output", out], "no checkpoint"),
         ("launch/evaluate.py", ["--model", str(empty), "--data", str(dataset)], "empty"),
