@@ -114,7 +114,7 @@ def _build(options: Options, source: Source, tokenizer: Tokenizer | None, finger
         fingerprint=fingerprint,
         source={
             "name": options.source,
-            "manifest_sha256": hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest(),
+            "manifest_sha256": _file_sha256(folder / MANIFEST_FILE),
             "counts": counts,
         },
     ).write(folder)
@@ -194,6 +194,14 @@ def _batches(documents: Iterable[Kept | Dropped]) -> Iterator[list[Kept | Droppe
 def _progress_bar(options: Options, source: Source) -> "tqdm[None]":
     total = min(options.limit_bytes, source.total_bytes) if options.limit_bytes else source.total_bytes
     return tqdm(total=total, unit="B", unit_scale=True, desc="encoding", disable=not options.progress, mininterval=0.5)
+
+
+def _file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _dtype(tokenizer: Tokenizer) -> str:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,25 +34,33 @@ def complete_folder(target: Path, *, replace: bool) -> Iterator[Path]:
             raise DataError(f"{target}: holds a dataset made with other input or options: pass --force, or another --output")
     partial = target.with_name(f".{target.name}.partial")
     try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(partial.with_name(f"{partial.name}.lock"), "w")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target):
+            try:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                yield partial
+                _swap(partial, target)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        raise DataError(f"{target}: cannot be written ({error.strerror}): choose another --output") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DataError(f"{target}: another prepare.py is writing it: wait for it, or choose another --output") from None
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            yield partial
-            _swap(partial, target)
-        except OSError as error:
-            raise DataError(f"{target}: cannot be written ({error.strerror or error})") from None
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            Path(lock.name).unlink(missing_ok=True)
+        raise DataError(f"{target}: cannot be written ({error.strerror or error}): choose another --output") from None
+
+
+@contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    path = target.with_name(f".{target.name}.lock")
+    lock = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise DataError(f"{target}: another prepare.py is writing it: wait for it, or choose another --output") from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(lock)
 
 
 def _swap(partial: Path, target: Path) -> None:
