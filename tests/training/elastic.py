@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 
 from spa_dist.config import plan_batches
 from spa_dist.export.checkpoint import open_checkpoint
@@ -23,6 +24,11 @@ from tests.training.layouts import batch, config_with, start
 
 TOKENIZER = {"file": "tokenizer.model", "sha256": "0" * 64, "eos_id": 0, "vocab_size": 61}
 ADAM = {"optimizer.name": "adamw", "optimizer.lr": 0.02, "optimizer.weight_decay": 0.01}
+
+
+def allow_fp16() -> None:
+    """DeepSpeed refuses fp16 on a CPU without native support; torch computes it all the same, which is enough for the scaler."""
+    get_accelerator().is_fp16_supported = lambda: True
 
 
 def one_step(engine: Engine, step: int) -> dict[str, Any]:
@@ -71,6 +77,7 @@ def save_and_continue(argument: dict[str, Any]) -> list[dict[str, Any]]:
 
     A case is {"changes", "then": [changes, …]}; layouts that follow one another share a tensor-parallel size where they can.
     """
+    allow_fp16()
     results, size, grid = [], 0, None
     for number, case in enumerate(argument["cases"]):
         run_dir = Path(argument["folder"]) / str(number)
@@ -124,3 +131,26 @@ def choose(folder: str) -> dict[str, Any]:
 def choose_each(folders: list[str]) -> list[dict[str, Any]]:
     """`choose` for several run folders in one launch."""
     return [choose(folder) for folder in folders]
+
+
+def poisoned(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each case: a loss that is NaN on the last rank alone; what every rank decided, and whether anything changed."""
+    results = []
+    grid = start(1)
+    for changes in cases:
+        config = config_with(ADAM | changes)
+        engine = Engine(config, plan_batches(config, dist.get_world_size()), build_model(config, grid), grid)
+        one_step(engine, 1)
+        before = held_out_loss(engine)
+        inputs, targets = (part[grid.data_rank :: grid.data_size] for part in batch(config, 2))
+        loss = LanguageModelling.loss(engine.forward, inputs, targets)
+        engine.backward(loss * (torch.nan if grid.data_rank == grid.data_size - 1 else 1.0), 100)
+        outcome = engine.step(config.optimizer.lr)
+        assert outcome is not None
+        after, again = held_out_loss(engine), one_step(engine, 3)
+        answers: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(
+            answers, [outcome.skipped, before == after, again["skipped"], torch.tensor(again["loss"]).isfinite().item()]
+        )
+        results.append({"changes": changes, "answers": answers})
+    return results

@@ -30,6 +30,7 @@ CASES = [
     case(1, 2, [(1, 2)], precision__dtype="bf16"),
     case(1, 3, [(1, 3)], precision__dtype="bf16"),
     case(2, 0, [(2, 0)], precision__dtype="bf16"),
+    *(case(1, stage, [(1, stage)], precision__dtype="fp16") for stage in (0, 1, 2, 3)),
 ]
 
 
@@ -114,3 +115,16 @@ def test_damaged_checkpoints_are_named_and_passed_over(tmp_path: Path) -> None:
     assert answers["whole"] == ["step_00000003"] * 2
     assert answers["empty"] == [None, None]
     assert all(answer.startswith("CheckpointError") and "step_00000003" in answer for answer in answers["all bad"])
+
+
+def test_a_nan_on_one_rank_is_skipped_on_all() -> None:
+    """Nothing changes in that step, on any rank, at any stage and precision; the next step goes on."""
+    cases = [{ZERO: stage, "precision.dtype": dtype} for stage in (0, 1, 2, 3) for dtype in ("fp32", "bf16")]
+    for result in run_in_processes("tests.training.elastic:poisoned", 2, cases):
+        assert result["answers"] == [[True, True, False, True]] * 2, result
+
+
+def test_overflow_lowers_the_loss_scale_and_the_scale_is_resumed(results: list[dict[str, Any]]) -> None:
+    """fp16 starts at 2^16 and every stage skips a step that overflows; what the scale was is part of the resumed steps."""
+    seen = [result for result in results if result["changes"].get("precision.dtype") == "fp16"]
+    assert len(seen) == 4 and all(step["scale"] > 1 for result in seen for step in result["continued"])
