@@ -1,5 +1,6 @@
 """Readers that share no code with the pipeline: plain tarfile, json and slices."""
 
+import itertools
 import json
 import tarfile
 from collections import Counter
@@ -34,7 +35,7 @@ def windows_of(folder: Path, split: str, length: int) -> dict[str, list[tuple[tu
         sequence = [eos]
         for _, _, ids in read_tar(folder / shard["file"]):
             sequence += ids
-        pairs = list(zip(sequence[:-1], sequence[1:]))
+        pairs = list(itertools.pairwise(sequence))
         rows = []
         for start in range(0, len(pairs), length):
             row = pairs[start : start + length]
