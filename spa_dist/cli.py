@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from spa_dist.errors import UserError
+from spa_dist.errors import TrainingError, UserError
 
 EXIT_OK = 0
 EXIT_USER_ERROR = 2
+EXIT_TRAINING_ERROR = 3
 EXIT_INTERRUPTED = 75
 """A signal asked the run to stop, and a checkpoint was saved (`EX_TEMPFAIL` of sysexits.h: run it again)."""
 
@@ -17,19 +18,20 @@ _OTHER_RANKS_WAIT_SECONDS = 5.0
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run `main` and exit with its return code; a `UserError` becomes one line on stderr and exit code 2.
+    """Run `main` and exit with its return code; a `UserError` becomes one line on stderr and exit code 2, a
+    `TrainingError` one line and exit code 3.
 
     Under a launcher every rank meets the same mistake. Rank 0 of the machine speaks; the others wait for the launcher to end
     them, and speak only if it does not, which is when the mistake is theirs alone (a file missing on one machine).
     """
     try:
         code = main()
-    except UserError as error:
+    except (UserError, TrainingError) as error:
         if int(os.environ.get("LOCAL_RANK", "0")) != 0:
             time.sleep(_OTHER_RANKS_WAIT_SECONDS)
         command = Path(sys.argv[0]).name
         print(f"{command}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        sys.exit(EXIT_USER_ERROR)
+        sys.exit(EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_TRAINING_ERROR)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

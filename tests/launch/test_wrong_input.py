@@ -116,6 +116,24 @@ def test_under_the_launcher_too() -> None:
     assert (done.stdout + done.stderr).count("pretrain.py: error: unknown key model.depth") == 1
 
 
+def test_a_run_that_cannot_go_on_says_so(tmp_path: Path, dataset: Path) -> None:
+    """A gradient that is not finite ends the run before the step where the config asks for it: one line, exit code 3."""
+    overrides = ["optimizer.name=sgd", "optimizer.lr=1e30", "optimizer.clip_norm=0", "optimizer.nonfinite=stop"]
+    small = [
+        "model.num_layers=1",
+        "model.sequence_length=32",
+        "batch.global_size=4",
+        "evaluation.sequences=4",
+        "logging.progress=false",
+    ]
+    command = [sys.executable, "launch/pretrain.py", "--config", "spa_tiny", "--set", *overrides, *small]
+    places = [f"data.path={dataset}", f"run.dir={tmp_path / 'run'}"]
+    done = subprocess.run([*command, *places], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 3, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("pretrain.py: error: step ") and "samples" in last and "optimizer.nonfinite=stop" in last
+
+
 def test_dry_run_prints_a_plan(tmp_path: Path) -> None:
     """The large model on two processes, planned without data and without a process group."""
     launcher = str(Path(sys.executable).with_name("deepspeed"))
