@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +47,7 @@ class ArxivSource(Source):
             try:
                 with path.open("rb") as raw:
                     yield from self._lines(name, path, raw)
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, zlib.error) as error:
                 if isinstance(error, OSError) and error.strerror:
                     raise unreadable(path, error) from None
                 raise DataError(f"{path}: cannot be decompressed ({error}): download it again") from None
