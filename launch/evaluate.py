@@ -32,12 +32,13 @@ def main() -> int:
     from spa_dist.export.evaluate import perplexities, total_loss
     from spa_dist.export.load import load_model
 
-    model = load_model(args.model, device=args.device)
-    dataset = open_dataset(args.data)
-    if dataset.vocab_size != model.config.vocab_size:
-        raise DataError(
-            f"{args.data} has a vocabulary of {dataset.vocab_size}, and the model one of {model.config.vocab_size}"
-        )
+    loaded = load_model(args.model, device=args.device)
+    model, dataset = loaded.model, open_dataset(args.data)
+    if dataset.vocab_size != model.config.vocab_size or loaded.tokenizer_sha256 not in (
+        None,
+        dataset.index.tokenizer_sha256,
+    ):
+        raise DataError(f"{args.data} was written with another tokenizer than {args.model}: its token ids mean other text")
     if args.batch_size < 1 or (args.sequences is not None and args.sequences < 1):
         raise CheckpointError("--batch-size and --sequences must be at least 1")
     stream = EvalStream(dataset, args.split, sequence_length=model.config.sequence_length, limit=args.sequences)

@@ -7,7 +7,6 @@ Exit codes: 0 done; 2 the user's mistake, one line on stderr.
 
 import argparse
 import sys
-from pathlib import Path
 
 from spa_dist.cli import run_command, share_cores
 from spa_dist.errors import CheckpointError
@@ -16,7 +15,7 @@ from spa_dist.errors import CheckpointError
 def main() -> int:
     """Parse, load, generate, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, metavar="DIR", help="an export folder")
+    parser.add_argument("--model", required=True, metavar="DIR", help="an export, a run, or a checkpoint")
     parser.add_argument("--prompt", required=True, nargs="+", metavar="TEXT")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the likeliest token")
@@ -31,8 +30,12 @@ def main() -> int:
     from spa_dist.export.load import load_model
     from spa_dist.export.model import generate
 
-    model = load_model(args.model, device=args.device)
-    tokenizer = Tokenizer.from_file(Path(args.model) / "tokenizer.model")
+    loaded = load_model(args.model, device=args.device)
+    if loaded.tokenizer is None:
+        raise CheckpointError(f"{args.model} has no tokenizer.model: copy it there")
+    tokenizer = Tokenizer.from_file(loaded.tokenizer)
+    if loaded.tokenizer_sha256 not in (None, tokenizer.sha256):
+        raise CheckpointError(f"{loaded.tokenizer} is not the tokenizer that the model was trained with")
     eos = tokenizer.eos_id
     prompts = [[eos, *tokenizer.encode(text).tolist()] for text in args.prompt]
     stream = _Stream(tokenizer) if len(prompts) == 1 else None
@@ -40,7 +43,7 @@ def main() -> int:
         print(args.prompt[0], end="", flush=True)
     try:
         new = generate(
-            model,
+            loaded.model,
             prompts,
             max_new_tokens=args.max_new_tokens,
             temperature=args.temperature,

@@ -1,12 +1,13 @@
-"""A checkpoint of any tensor-parallel × ZeRO layout → a folder with one plain PyTorch file.
+"""A checkpoint of any tensor-parallel × ZeRO layout → a folder with the plain model.
 
-    python tools/convert_checkpoint.py --checkpoint runs/spa_tiny --output exported
+    python tools/convert_checkpoint.py --checkpoint runs/spa_tiny --output exported --format huggingface --dtype bf16
 
 `--checkpoint` takes a run (its newest step), RUN/<step>, or a checkpoint folder. Nothing in a checkpoint is executed.
 Exit codes: 0 done; 2 the user's mistake, one line on stderr.
 """
 
 import argparse
+import re
 from pathlib import Path
 
 from spa_dist.cli import run_command
@@ -17,7 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", required=True, metavar="RUN[/STEP]")
     parser.add_argument("--output", required=True, metavar="DIR")
-    parser.add_argument("--format", choices=["pytorch", "safetensors"], default="pytorch")
+    parser.add_argument("--format", choices=["pytorch", "safetensors", "huggingface"], default="pytorch")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
     parser.add_argument(
         "--fold",
@@ -25,21 +26,34 @@ def main() -> int:
         default=True,
         help="multiply S into the query and key weights (default)",
     )
+    parser.add_argument(
+        "--max-shard-size", type=_bytes, metavar="SIZE", help="of a safetensors file, as 500MB or 2GB (default 5GB)"
+    )
     parser.add_argument("--force", action="store_true", help="replace what is at --output")
     args = parser.parse_args()
 
     from spa_dist.export.checkpoint import open_checkpoint
-    from spa_dist.export.convert import DTYPES, convert
+    from spa_dist.export.write import DTYPES, ExportOptions, write_export
 
+    try:
+        options = ExportOptions(args.format, fold=args.fold, dtype=DTYPES[args.dtype], max_shard_bytes=args.max_shard_size)
+    except ValueError as error:
+        parser.error(str(error))
     checkpoint = open_checkpoint(args.checkpoint)
     output = Path(args.output)
-    written = convert(
-        checkpoint, output, file_format=args.format, fold=args.fold, dtype=DTYPES[args.dtype], force=args.force
-    )
+    written = write_export(checkpoint, output, options, force=args.force)
     print(f"{checkpoint.manifest.folder} (step {checkpoint.manifest.step}) → {output}")
     for name, size in written.items():
         print(f"  {name:20} {size:>14,} bytes")
     return 0
+
+
+def _bytes(text: str) -> int:
+    """A size in bytes, decimal units allowed."""
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", text.strip().upper())
+    if not match or int(match[1]) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 500MB or 2GB")
+    return int(match[1]) * 1000 ** " KMGT".index(match[2] or " ")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """The model card: what a person who finds the folder wants to know."""
 
+import math
+from typing import Any
+
+from spa_dist.export.convert import plain_shapes
 from spa_dist.export.manifest import Manifest
 from spa_dist.export.model import PlainConfig
 
@@ -9,47 +13,63 @@ A causal language model with {attention}, trained with spa_dist {version}.
 
 | | |
 |---|---|
-| layers × width | {layers} × {hidden} |
-| heads (query / key-value) | {heads} / {kv_heads} |
-| query–key width, value width | {qk}, {v} |
-| vocabulary | {vocab:,} |
-| training | {step:,} steps, {tokens:,} tokens, seed {seed}, {dtype} |
+| parameters | {parameters:,} |
+| layers × width | {c.num_layers} × {c.hidden_size} |
+| heads (query / key-value) | {c.num_heads} / {c.num_kv_heads} |
+| query–key width, value width | {c.query_key_width}, {c.value_dim} |
+| cache | {cache:,} numbers per token |
+| vocabulary | {c.vocab_size:,} |
+| sequence length | {c.sequence_length:,} tokens ({c.positions} positions) |
+| training | {step:,} steps, {tokens:,} tokens, seed {seed}, {dtype}, data {data} |
 | validation loss | {loss} |
+| projection S | {projection} |
 
-```python
+{usage}
+
+On the command line: `python launch/generate.py --model DIR --prompt "…"`. The text it was trained on decides what it is fit
+for; it was not tuned to follow instructions or to be safe.
+"""
+_PLAIN_USAGE = """```python
 from spa_dist.export.model import PlainModel, generate   # the file needs torch alone and can be copied
-model = PlainModel.from_folder(".")
+model = PlainModel.from_folder("DIR")
+```"""
+_HUGGING_FACE_USAGE = """```python
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("DIR", trust_remote_code=True)
 ```
 
-or `python launch/generate.py --model DIR --prompt "…"`. The text it was trained on decides what it is fit for; it was not
-tuned to follow instructions or to be safe.
-"""
+`tokenizer.model` is a sentencepiece model; a document starts with its end-of-sentence piece."""
 
 
-def model_card(manifest: Manifest, config: PlainConfig) -> str:
-    """Markdown with the run's facts."""
-    tree = manifest.config
-    attention = tree["attention"]
+def model_card(manifest: Manifest, config: PlainConfig, file_format: str) -> str:
+    """Markdown with the facts of the run and of the export."""
+    attention = manifest.config["attention"]
     kind = {
-        "spa": f"Sparse Projection Attention ({attention['pattern']}, sparsity {attention['sparsity']})",
+        "spa": f"Sparse Projection Attention ({attention.get('pattern')}, sparsity {attention.get('sparsity')})",
         "thin": "attention whose queries and keys are narrow (thin)",
         "dense": "dense attention",
     }[attention["kind"]]
-    loss = manifest.tree.get("state", {}).get("validation_loss")
+    loss = _entry(manifest.tree, "state", "validation_loss", None)
+    kept = "kept beside the weights" if config.num_projections else "folded into the query and key weights"
     return _CARD.format(
-        name=tree["run"]["name"],
+        name=_entry(manifest.config, "run", "name"),
         attention=kind,
-        version=manifest.tree.get("versions", {}).get("spa_dist", "?"),
-        layers=config.num_layers,
-        hidden=config.hidden_size,
-        heads=config.num_heads,
-        kv_heads=config.num_kv_heads,
-        qk=config.query_key_width,
-        v=config.value_dim,
-        vocab=config.vocab_size,
+        version=_entry(manifest.tree, "versions", "spa_dist"),
+        parameters=sum(math.prod(shape) for shape in plain_shapes(config).values()),
+        c=config,
+        cache=config.num_layers * config.num_kv_heads * (config.query_key_width + config.value_dim),
         step=manifest.step,
         tokens=manifest.tokens,
-        seed=tree["run"]["seed"],
-        dtype=tree["precision"]["dtype"],
-        loss="not measured" if loss is None else f"{loss:.4f} nats per token",
+        seed=_entry(manifest.config, "run", "seed"),
+        dtype=_entry(manifest.config, "precision", "dtype"),
+        data=_entry(manifest.config, "data", "path"),
+        loss=f"{loss:.4f} nats per token" if isinstance(loss, float) else "not measured",
+        projection=kept if attention["kind"] == "spa" else "none",
+        usage=_HUGGING_FACE_USAGE if file_format == "huggingface" else _PLAIN_USAGE,
     )
+
+
+def _entry(tree: dict[str, Any], section: str, key: str, default: Any = "unknown") -> Any:
+    """tree[section][key], or the default: these facts are for people, and a checkpoint without one still converts."""
+    found = tree.get(section)
+    return found.get(key, default) if isinstance(found, dict) else default

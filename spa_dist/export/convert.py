@@ -1,134 +1,121 @@
-"""A training checkpoint of any layout → the plain model's config and weights, and the folder that holds them."""
+"""From a checkpoint to the plain model's tensors: vocabulary padding removed, S folded in, tied weights once."""
 
-import json
-import os
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from spa_dist.attention import fold_projection, logit_scale, query_key_width
+from spa_dist.attention import fold_projection, logit_scale, num_projections, query_key_width
+from spa_dist.config import AttentionConfig, ModelConfig
 from spa_dist.errors import CheckpointError
-from spa_dist.export.card import model_card
-from spa_dist.export.checkpoint import Checkpoint, sha256_of
-from spa_dist.export.model import FORMAT, PlainConfig, PlainModel
+from spa_dist.export.checkpoint import Checkpoint
+from spa_dist.export.manifest import Manifest
+from spa_dist.export.model import PlainConfig, PlainModel
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-FORMATS = ("pytorch", "safetensors")
-
-
-def plain_config(checkpoint: Checkpoint, *, fold: bool) -> PlainConfig:
-    """The plain model's architecture, from the config that the checkpoint was trained with."""
-    model, attention = checkpoint.manifest.config["model"], checkpoint.manifest.config["attention"]
-    kind, d_k, d_proj = attention["kind"], model["head_dim"], attention["d_proj"]
-    width = query_key_width(kind, d_k, d_proj)
-    kept = kind == "spa" and not fold
-    projection = checkpoint.manifest.layout.get("layers.0.attention.projection")
-    return PlainConfig(
-        vocab_size=model["vocab_size"],
-        hidden_size=model["hidden_size"],
-        num_layers=model["num_layers"],
-        num_heads=model["num_heads"],
-        num_kv_heads=model["num_kv_heads"],
-        head_dim=d_k if kept else width,
-        query_key_width=width,
-        value_dim=model["value_dim"],
-        ffn_hidden_size=model["ffn_hidden_size"],
-        sequence_length=model["sequence_length"],
-        positions=model["positions"],
-        rope_theta=model["rope_theta"],
-        tie_embeddings=model["tie_embeddings"],
-        norm=model["norm"],
-        norm_eps=model["norm_eps"],
-        bias=model["bias"],
-        qk_norm=attention["qk_norm"],
-        logit_scale=logit_scale(attention["scale"] if kind == "spa" else "paper", d_k, width),
-        num_projections=projection.shape[0] if kept and projection else 0,
-        eos_id=checkpoint.manifest.tokenizer["eos_id"],
-    )
+Read = Callable[[str], Tensor]
+_FOLDED = (".attention.query.", ".attention.key.")
 
 
-def plain_weights(checkpoint: Checkpoint, config: PlainConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Name and full tensor of each weight of the plain model, one at a time.
+def plain_config(manifest: Manifest) -> PlainConfig:
+    """The plain model's config for a checkpoint, with S kept (`folded` gives the other form). Raises CheckpointError."""
+    try:
+        model = ModelConfig.model_validate(manifest.config["model"])
+        attention = AttentionConfig.model_validate(manifest.config["attention"])
+        assert model.vocab_size and model.num_kv_heads and model.head_dim and model.value_dim and model.ffn_hidden_size
+        assert attention.d_proj
+        width = query_key_width(attention.kind, model.head_dim, attention.d_proj)
+        spa = attention.kind == "spa"
+        config = PlainConfig(
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            num_layers=model.num_layers,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim if spa else width,
+            query_key_width=width,
+            value_dim=model.value_dim,
+            ffn_hidden_size=model.ffn_hidden_size,
+            sequence_length=model.sequence_length,
+            positions=model.positions,
+            rope_theta=model.rope_theta,
+            tie_embeddings=model.tie_embeddings,
+            norm=model.norm,
+            norm_eps=model.norm_eps,
+            bias=model.bias,
+            qk_norm=attention.qk_norm,
+            logit_scale=logit_scale(attention.scale if spa else "paper", model.head_dim, width),
+            num_projections=num_projections(attention.pattern, attention.per, model.num_kv_heads) if spa else 0,
+            eos_id=manifest.tokenizer["eos_id"],
+        )
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise CheckpointError(f"{manifest.folder}: the config in the manifest is damaged at {where}") from None
+    except (KeyError, ValueError, AssertionError) as error:
+        raise CheckpointError(f"{manifest.folder}: the config in the manifest does not make a model ({error})") from None
+    _check_layout(manifest, config)
+    return config
 
-    The vocabulary's padding is cut off; S is multiplied into queries and keys in float64, unless the config keeps it.
+
+def folded(config: PlainConfig) -> PlainConfig:
+    """The config of the same model with S multiplied into the query and key weights."""
+    return replace(config, head_dim=config.query_key_width, num_projections=0)
+
+
+def plain_shapes(config: PlainConfig) -> dict[str, tuple[int, ...]]:
+    """Name → shape of every tensor of the plain model, in its order."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in PlainModel(config).state_dict().items()}
+
+
+def plain_tensor(name: str, read: Read, kept: PlainConfig, *, fold: bool) -> Tensor:
+    """Tensor `name` of the plain model, fp32; it may be a view of a larger one.
+
+    read gives a tensor of the trained model, whose config with S kept is `kept`; vocabulary padding is cut off here.
     """
-    fold = config.num_projections == 0
-    for name in checkpoint.manifest.layout:
-        if name.endswith("attention.projection") and fold:
-            continue
-        tensor = checkpoint.tensor(name)
-        if name in ("embedding.weight", "head.weight"):
-            tensor = tensor[: config.vocab_size].clone()
-        elif fold and (".attention.query." in name or ".attention.key." in name):
-            projection = name.rsplit(".", 2)[0] + ".projection"
-            if projection in checkpoint.manifest.layout:
-                tensor = fold_projection(tensor.double(), checkpoint.tensor(projection).double())
-        yield name, tensor.to(dtype)
+    tensor = read(name)
+    if name in ("embedding.weight", "head.weight"):
+        return tensor[: kept.vocab_size]
+    if fold and kept.num_projections and any(part in name for part in _FOLDED):
+        return _fold(tensor, read(f"{name.split('.attention.')[0]}.attention.projection"))
+    return tensor
 
 
-def load_plain_model(checkpoint: Checkpoint, *, fold: bool = True, dtype: torch.dtype = torch.float32) -> PlainModel:
-    """The plain model of a checkpoint in memory."""
-    config = plain_config(checkpoint, fold=fold)
+def _fold(weight: Tensor, projection: Tensor) -> Tensor:
+    """fold_projection in float64, one head at a time, so that no weight is ever held whole in float64."""
+    projection = projection.double()
+    head_dim, width = projection.shape[1:]
+    heads = weight.shape[0] // head_dim
+    out = weight.new_empty(heads * width, *weight.shape[1:])
+    for head in range(heads):
+        own = projection[head // (heads // len(projection))][None]
+        rows = weight[head * head_dim : (head + 1) * head_dim].double()
+        out[head * width : (head + 1) * width] = fold_projection(rows, own)
+    return out
+
+
+def load_plain_model(checkpoint: Checkpoint, *, fold: bool = True) -> PlainModel:
+    """The checkpoint as the plain model in memory, fp32, ready for inference."""
+    kept = plain_config(checkpoint.manifest)
+    config = folded(kept) if fold else kept
     with torch.device("meta"):
         model = PlainModel(config)
-    model.load_state_dict(dict(plain_weights(checkpoint, config, dtype)), strict=True, assign=True)
+    state = {name: plain_tensor(name, checkpoint.tensor, kept, fold=fold) for name in plain_shapes(config)}
+    model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
 
 
-def convert(
-    checkpoint: Checkpoint, output: Path, *, file_format: str, fold: bool, dtype: torch.dtype, force: bool
-) -> dict[str, int]:
-    """Write the export folder: weights, config.json, tokenizer and model card; name → bytes of what was written.
-
-    It appears by rename when it is whole, and nothing half-written stays behind.
-
-    Raises:
-        CheckpointError: the output is in the way or cannot be written, or the tokenizer is missing or another one.
-    """
-    if output.exists() and not force:
-        raise CheckpointError(f"{output} is there already: add --force to replace it, or choose another --output")
-    temporary = output.parent / f".{output.name}.{os.getpid()}.partial"
-    config = plain_config(checkpoint, fold=fold)
-    try:
-        temporary.mkdir(parents=True)
-        _write(temporary, checkpoint, config, file_format, dtype)
-        if output.exists():
-            shutil.rmtree(output)
-        temporary.rename(output)
-    except OSError as error:
-        raise CheckpointError(f"{output} cannot be written ({error.strerror or error}): check --output") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return {path.name: path.stat().st_size for path in sorted(output.iterdir())}
-
-
-def _write(folder: Path, checkpoint: Checkpoint, config: PlainConfig, file_format: str, dtype: torch.dtype) -> None:
-    tree: dict[str, Any] = {"format": FORMAT} | vars(config)
-    tree["trained"] = {"step": checkpoint.manifest.step, "tokens": checkpoint.manifest.tokens}
-    (folder / "config.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
-    _copy_tokenizer(checkpoint, folder)
-    (folder / "README.md").write_text(model_card(checkpoint.manifest, config), encoding="utf-8")
-    weights = dict(plain_weights(checkpoint, config, dtype))
-    if file_format == "safetensors":
-        import safetensors.torch  # the format is optional, and so is the package
-
-        safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    else:
-        torch.save(weights, folder / "model.pt")
-
-
-def _copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
-    """The run's tokenizer, if it is the one that the checkpoint was trained with."""
-    facts = checkpoint.manifest.tokenizer
-    for candidate in (checkpoint.manifest.folder, *checkpoint.manifest.folder.parents[:2]):
-        path = candidate / facts["file"]
-        if path.is_file():
-            if sha256_of(path) != facts["sha256"]:
-                raise CheckpointError(f"{path} is not the tokenizer that the checkpoint was trained with")
-            shutil.copyfile(path, folder / "tokenizer.model")
-            return
-    raise CheckpointError(f"{facts['file']} is missing from the run's folder: copy it beside checkpoints/")
+def _check_layout(manifest: Manifest, config: PlainConfig) -> None:
+    """The layout table must be the one that the config means: a second opinion on every shape."""
+    expected = plain_shapes(config)
+    for name in sorted(expected.keys() ^ manifest.layout.keys()):
+        verb = "lacks" if name in expected else "has"
+        raise CheckpointError(f"{manifest.folder}: the layout table {verb} {name}, unlike the config's model")
+    for name, shape in expected.items():
+        entry = manifest.layout[name]
+        rows = entry.shape[0] if entry.kind == "vocabulary" and entry.shape[0] >= shape[0] else shape[0]
+        if entry.shape != (rows, *shape[1:]):
+            raise CheckpointError(
+                f"{manifest.folder}: {name} has shape {list(entry.shape)}, the config's model {list(shape)}"
+            )

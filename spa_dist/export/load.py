@@ -1,22 +1,39 @@
 """Load a model from whatever a person points at: an export, a run, or a checkpoint."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from spa_dist.errors import CheckpointError
 from spa_dist.export.checkpoint import open_checkpoint
 from spa_dist.export.convert import load_plain_model
 from spa_dist.export.model import FORMAT, PlainModel, read_config
+from spa_dist.export.write import TOKENIZER_FILE, tokenizer_of
 
 
-def load_model(path: str | Path, *, device: str = "cpu") -> PlainModel:
-    """The plain model at `path`. Raises CheckpointError, in one line, where there is none or it is damaged."""
+@dataclass(frozen=True)
+class LoadedModel:
+    """A plain model, with the tokenizer that it was trained with: its file, if it is there, and its SHA-256, if known."""
+
+    model: PlainModel
+    tokenizer: Path | None
+    tokenizer_sha256: str | None
+
+
+def load_model(path: str | Path, *, device: str = "cpu") -> LoadedModel:
+    """The model at `path`; a checkpoint is merged in memory. Raises CheckpointError, in one line, where there is none."""
     folder = Path(path)
+    if not is_export(folder):
+        checkpoint = open_checkpoint(folder)
+        manifest = checkpoint.manifest
+        return LoadedModel(load_plain_model(checkpoint).to(device), tokenizer_of(manifest), manifest.tokenizer["sha256"])
     try:
-        if is_export(folder):
-            return PlainModel.from_folder(folder, device=device)
+        model = PlainModel.from_folder(folder, device=device)
+        tokenizer = read_config(folder).get("tokenizer")
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    return load_plain_model(open_checkpoint(folder)).to(device)
+    digest = tokenizer.get("sha256") if isinstance(tokenizer, dict) else None
+    file = folder / TOKENIZER_FILE
+    return LoadedModel(model, file if file.is_file() else None, digest)
 
 
 def is_export(folder: Path) -> bool:
