@@ -78,11 +78,13 @@ def train(config: Config, launch: Launch, *, resume: bool) -> int:
     """Train, evaluate, checkpoint; returns the command's exit code. Run by every process of the launch."""
     config, plan, dataset = prepare_run(config, launch)
     run_dir = Path(config.run_dir)
+    if not resume:
+        _refuse_to_overwrite(run_dir)
     stop_request = StopRequest()
     stop_request.listen()
     device = choose_device(config, launch.local_rank)
     grid = start_process_groups(launch, device, config.parallel.tensor, config.parallel.timeout_minutes)
-    checkpoint = _checkpoint_to_resume(run_dir, resume=resume)
+    checkpoint = newest_good_checkpoint(run_dir) if resume else None
     if grid.is_first:
         _write_run_files(run_dir, config, dataset)
     engine, state = _build(config, plan, grid, checkpoint)
@@ -93,14 +95,11 @@ def train(config: Config, launch: Launch, *, resume: bool) -> int:
     return EXIT_INTERRUPTED if reason == "interrupted" else EXIT_OK
 
 
-def _checkpoint_to_resume(run_dir: Path, *, resume: bool) -> Checkpoint | None:
-    if resume:
-        return newest_good_checkpoint(run_dir)
+def _refuse_to_overwrite(run_dir: Path) -> None:
     if any((run_dir / "checkpoints").glob("step_*")):
         raise CheckpointError(
             f"{run_dir} already holds checkpoints: go on from them with --resume auto, or set another run.dir or run.name"
         )
-    return None
 
 
 def _build(config: Config, plan: BatchPlan, grid: Grid, checkpoint: Checkpoint | None) -> tuple[Engine, TrainState]:
