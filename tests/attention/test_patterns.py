@@ -44,8 +44,6 @@ def test_block_supports_are_whole_blocks_and_no_single_block_would_bring_the_den
     tops, lefts = range(0, d_k, block[0]), range(0, d_proj, block[1])
     cells = {(t, left): support[t : t + block[0], left : left + block[1]] for t in tops for left in lefts}
     assert all(bool(cell.all()) or not bool(cell.any()) for cell in cells.values())
-    if block == (1, 1):
-        return
     target = (1 - sparsity) * d_k * d_proj
     error = abs(int(support.sum()) - target)
     for (top, left), cell in cells.items():
