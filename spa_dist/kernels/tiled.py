@@ -1,8 +1,9 @@
-"""Attention in tiles of whole score rows, on any device's matrix product; stores its inputs and nothing else.
+"""Attention in tiles of whole score rows, on any device's matrix product; keeps its inputs and output and nothing else.
 
 Forward, per tile: S = scale q kᵀ, P = softmax(S), o = P v. Backward recomputes S and P of the tile, then dV += Pᵀ dO,
 dP = dO Vᵀ, dS = P ∘ (dP - Σ P ∘ dP), dQ = dS K, dK += dSᵀ Q. Half-precision inputs keep scores, softmax and every sum over
-tiles in float32; products of width d_v run in the inputs' dtype.
+tiles in float32; products of width d_v run in the inputs' dtype, except in tiles of few keys, where rounding the probabilities
+would not average out.
 """
 
 from dataclasses import replace
@@ -21,21 +22,26 @@ def tiled_attention(p: Problem, q_bhnd: Tensor, k_bgmd: Tensor, v_bgme: Tensor, 
     return _Tiled.apply(q_bhnd, k_bgmd, v_bgme, key_lengths, p)
 
 
+HALF_PRODUCT_KEYS = 128
+"""From this many keys on, a tile's products of width d_v run in half precision."""
+
+
 class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor | None, p: Problem) -> Tensor:
-        ctx.save_for_backward(q, k, v, key_lengths)
-        ctx.problem = p
         with torch.autocast(p.device.type, enabled=False):
-            return _forward(_Operands(p, q, k, v, key_lengths))
+            out = _forward(_Operands(p, q, k, v, key_lengths))
+        ctx.save_for_backward(q, k, v, key_lengths, out)
+        ctx.problem = p
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, key_lengths = ctx.saved_tensors
+        q, k, v, key_lengths, out = ctx.saved_tensors
         p: Problem = ctx.problem
         with torch.no_grad(), torch.autocast(p.device.type, enabled=False):
-            d_q, d_k, d_v = _backward(_Operands(p, q, k, v, key_lengths), d_out)
+            d_q, d_k, d_v = _backward(_Operands(p, q, k, v, key_lengths), out, d_out)
         return d_q, d_k, d_v, None, None
 
 
@@ -101,6 +107,14 @@ class _Operands:
             by_head.masked_fill_(self.padding_zm[t.z0 : t.z1, None, None, : t.keys], -torch.inf)
         return scores
 
+    def product_dtype(self, t: Tile) -> torch.dtype:
+        """What the products of width d_v run in."""
+        return self.p.dtype if t.keys >= HALF_PRODUCT_KEYS else self.score_dtype
+
+    def values(self, t: Tile) -> Tensor:
+        """The tile's values [z, keys, d_v] in `product_dtype`."""
+        return self.v_zme[t.z0 : t.z1, : t.keys].to(self.product_dtype(t))
+
     def kept(self, t: Tile, full_keys: int) -> Tensor | None:
         """The tile's dropout mask [z, r * rows, keys], or None without dropout."""
         if self.p.dropout == 0.0:
@@ -121,16 +135,17 @@ def _forward(x: _Operands) -> Tensor:
         keep = x.kept(t, x.full_keys(t))
         if keep is not None:
             probabilities.mul_(keep)
-        out = torch.bmm(probabilities.to(p.dtype), x.v_zme[t.z0 : t.z1, : t.keys])
+        out = torch.bmm(probabilities.to(x.product_dtype(t)), x.values(t))
         if keep is not None:
             out.mul_(keep_scale(p.dropout))
         out_zrne[t.z0 : t.z1, :, t.i0 : t.i1] = out.view(t.z1 - t.z0, p.group, t.i1 - t.i0, p.d_v)
     return out_zrne.view(p.batch, p.heads, p.queries, p.d_v)
 
 
-def _backward(x: _Operands, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(x: _Operands, out: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     p = x.p
-    d_out_zrne = d_out.reshape(p.batch * p.kv_heads, p.group, p.queries, p.d_v)
+    folded = (p.batch * p.kv_heads, p.group, p.queries, p.d_v)
+    out_zrne, d_out_zrne = out.view(folded), d_out.reshape(folded)
     if p.dropout > 0.0:
         d_out_zrne = d_out_zrne * keep_scale(p.dropout)
     d_q = torch.zeros_like(x.q_zrnd)
@@ -140,13 +155,11 @@ def _backward(x: _Operands, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         z, keys = slice(t.z0, t.z1), slice(0, t.keys)
         probabilities = x.probabilities(t)
         keep = x.kept(t, x.full_keys(t))
-        d_out_tile = d_out_zrne[z, :, t.i0 : t.i1].reshape(t.z1 - t.z0, -1, p.d_v)
+        d_out_tile = d_out_zrne[z, :, t.i0 : t.i1].reshape(t.z1 - t.z0, -1, p.d_v).to(x.product_dtype(t))
         dropped = probabilities if keep is None else probabilities * keep
-        _accumulate(d_v[z, keys], dropped.to(p.dtype).transpose(1, 2), d_out_tile)
+        _accumulate(d_v[z, keys], dropped.to(d_out_tile.dtype).transpose(1, 2), d_out_tile)
         d_probabilities = x.buffer(1, *probabilities.shape)
-        _product(d_probabilities, d_out_tile, x.v_zme[z, keys].transpose(1, 2))
-        if keep is not None:
-            d_probabilities.mul_(keep)
+        _d_probabilities(d_probabilities, d_out_tile, out_zrne[z, :, t.i0 : t.i1], x.values(t), keep)
         d_scores = torch._softmax_backward_data(d_probabilities, probabilities, -1, x.score_dtype)
         d_q_tile = torch.bmm(d_scores, x.k_zmd[z, keys])
         d_q[z, :, t.i0 : t.i1] = d_q_tile.view(t.z1 - t.z0, p.group, t.i1 - t.i0, p.d_qk)
@@ -159,12 +172,21 @@ def _backward(x: _Operands, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _product(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """out = a b, where out may be wider than the operands' dtype."""
-    if out.dtype == a.dtype:
-        torch.bmm(a, b, out=out)
+def _d_probabilities(result: Tensor, d_out_tile: Tensor, out_tile: Tensor, v: Tensor, keep: Tensor | None) -> None:
+    """result = dO vᵀ ∘ keep, up to a constant per row where there is no dropout (which the softmax's gradient removes).
+
+    In half precision the product is rounded; taking the row's mean dO · o off inside the product leaves only numbers of the
+    size of dS to round, so that values with a large common part cost no digits.
+    """
+    if result.dtype == v.dtype:
+        torch.bmm(d_out_tile, v.transpose(1, 2), out=result)
     else:
-        out.copy_(torch.bmm(a, b))
+        mean = (d_out_tile * out_tile.reshape(d_out_tile.shape)).sum(-1, keepdim=True)
+        result.copy_(torch.baddbmm(mean.expand(result.shape), d_out_tile, v.transpose(1, 2), beta=-1))
+        if keep is not None:
+            result.add_(mean)
+    if keep is not None:
+        result.mul_(keep)
 
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 
 from spa_dist.kernels import attention
-from tests.kernels.support import assert_as_exact_as_torch, cases, tensors
+from tests.kernels.support import ROUNDOFF, assert_as_exact_as_torch, cases, oracle, tensors, with_gradients
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -23,6 +23,25 @@ def small_tiles(monkeypatch):
 @given(cases(DTYPES))
 def test_tiled_is_as_exact_as_torch(case):
     assert_as_exact_as_torch(case, "tiled")
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases([torch.bfloat16, torch.float16], min_length=128, max_length=300))
+def test_tiled_is_as_exact_as_torch_with_half_precision_products(case):
+    assert_as_exact_as_torch(case, "tiled")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_large_common_part_of_the_values_costs_no_digits_of_the_gradient(dtype):
+    """dO · v is then 30 times what is left of it once its mean over the row has gone."""
+    q, k = (torch.randn(1, 2, 200, 16, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (0, 1))
+    v = (torch.randn(1, 2, 200, 32, generator=torch.Generator().manual_seed(2)) + 30.0).to(dtype)
+    d_out = torch.randn(1, 2, 200, 32, generator=torch.Generator().manual_seed(3)).to(dtype)
+    seen = torch.ones(1, 200, 200, dtype=torch.bool)
+    exact = with_gradients(lambda *x: oracle(*x, seen, 0.3), q.double(), k.double(), v.double(), d_out)
+    mine = with_gradients(lambda *x: attention(*x, scale=0.3, backend="tiled"), q, k, v, d_out)
+    for a, b in zip(mine[1:3], exact[1:3], strict=True):
+        assert float((a.double() - b).norm() / b.norm()) < 2 * ROUNDOFF[dtype]
 
 
 @settings(max_examples=40, deadline=None)
