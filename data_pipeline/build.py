@@ -15,7 +15,7 @@ from tqdm import tqdm
 from data_pipeline.corpus import Corpus, Dropped, Kept
 from data_pipeline.dataset import Dataset, open_dataset
 from data_pipeline.index import MANIFEST_FILE, SPLITS, TOKENIZER_FILE, Index, Split, read_index
-from data_pipeline.output import complete_folder, is_dataset
+from data_pipeline.output import complete_folder
 from data_pipeline.shards import SplitWriter, TokenDocument
 from data_pipeline.sources import Source, open_source
 from data_pipeline.tokenizer import MODEL_TYPES, Tokenizer, train_tokenizer
@@ -79,13 +79,20 @@ def prepare_dataset(options: Options) -> Result:
     source = open_source(options.source, options.input)
     tokenizer = Tokenizer.from_file(options.tokenizer) if options.tokenizer else None
     fingerprint = _fingerprint(options, source, tokenizer)
-    if not options.force and is_dataset(options.output) and read_index(options.output).fingerprint == fingerprint:
+    if not options.force and _is_prepared(options.output, fingerprint):
         dataset = open_dataset(options.output)
         return Result(dataset, True, time.monotonic() - start, dataset.index.source["counts"])
     with complete_folder(options.output, replace=options.force) as folder:
         _build(options, source, tokenizer, fingerprint, folder)
     dataset = open_dataset(options.output)
     return Result(dataset, False, time.monotonic() - start, dataset.index.source["counts"])
+
+
+def _is_prepared(folder: Path, fingerprint: str) -> bool:
+    try:
+        return read_index(folder).fingerprint == fingerprint
+    except DataError:
+        return False
 
 
 def _build(options: Options, source: Source, tokenizer: Tokenizer | None, fingerprint: str, folder: Path) -> None:

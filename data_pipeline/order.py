@@ -15,8 +15,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 def permutation(length: int, *key: int | str) -> np.ndarray:
     """A permutation of range(length), int64 [length], that depends on `length` and `key` alone."""
-    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
-    start = np.frombuffer(digest[:8], "<u8").astype(np.uint64)
+    start = np.frombuffer(_digest(key)[:8], "<u8").astype(np.uint64)
     z = start + np.arange(1, length + 1, dtype=np.uint64) * _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * _MIX_1
     z = (z ^ (z >> np.uint64(27))) * _MIX_2
@@ -25,5 +24,9 @@ def permutation(length: int, *key: int | str) -> np.ndarray:
 
 def unit_interval(*key: int | str) -> float:
     """A number in [0, 1) that depends on `key` alone, uniform over keys."""
-    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
-    return int.from_bytes(digest[:6], "big") / 2**48
+    return int.from_bytes(_digest(key)[:6], "big") / 2**48
+
+
+def _digest(key: tuple[int | str, ...]) -> bytes:
+    """Names may hold lone surrogates: that is how Python spells file names that are not UTF-8."""
+    return hashlib.sha256("/".join(map(str, key)).encode("utf-8", "surrogatepass")).digest()

@@ -1,8 +1,8 @@
 """Sentencepiece with an exact round trip: decode(encode(text)) == text for every string that UTF-8 can hold.
 
 Four things make it exact: identity normalisation with white space left alone; byte pieces for characters outside the
-vocabulary; a newline piece that never merges with its neighbours, so that long documents are encoded in runs of lines with
-the same result; and U+2581, which sentencepiece uses for the space itself, written as its three UTF-8 byte pieces.
+vocabulary; pieces that never span a newline or the end of a word, so that long documents are encoded by words (`units.py`)
+with the same result; and U+2581, which sentencepiece uses for the space itself, written as its three UTF-8 byte pieces.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
+from data_pipeline.units import UnitEncoder, pieces_fit_units
 from spa_dist.errors import DataError
 
 MODEL_TYPES = ("bpe", "unigram")
@@ -20,7 +21,6 @@ MODEL_TYPES = ("bpe", "unigram")
 _SPACE_MARK = "▁".encode()
 _TRAINER_SKIPS = "▅"  # the trainer drops a whole sentence that holds its own mark for an unknown character
 _TRAINING_LINE = 2048  # characters, at most 4 bytes each, so that no line meets the trainer's limit
-_RUN_BYTES = 2048
 _TRAINING_THREADS = 4  # part of the result: the model records it, and unigram sums in an order that depends on it
 _PROBE = "  a\tb\n\n ▁ c \r\n\x00 é e\u0301 \u3000漢字 🙂 </s><unk> \n"
 
@@ -43,14 +43,14 @@ class Tokenizer:
         if self.eos_id < 0:
             raise DataError(f"{name}: the tokenizer has no end-of-sentence piece: train it with eos_id set")
         self._mark_ids = np.array([self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_MARK], np.int32)
-        self._cuts_at_newline = not any(
-            "\n" in piece and piece != "\n" for piece in map(self._processor.id_to_piece, range(self.vocab_size))
-        )
+        self._units: UnitEncoder | None = None  # not before the probe: units take an exact model for granted
         if self.decode(self.encode(_PROBE)) != _PROBE:
             raise DataError(
                 f"{name}: the tokenizer does not give text back exactly: train it with normalization_rule_name=identity, "
                 "remove_extra_whitespaces=false, add_dummy_prefix=false and byte_fallback=true"
             )
+        if pieces_fit_units(self._processor):
+            self._units = UnitEncoder(self._processor)
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Tokenizer":
@@ -66,24 +66,25 @@ class Tokenizer:
 
     def encode_documents(self, documents: Sequence[bytes], *, num_threads: int = 1) -> list[np.ndarray]:
         """The ids of each UTF-8 text, int32 [tokens] each; the result does not depend on num_threads."""
-        runs: list[bytes] = []
-        plans = [list(self._plan(document, runs)) for document in documents]
-        ids = self._processor.encode(runs, return_type="numpy", num_threads=num_threads) if runs else []
-        empty = np.empty(0, np.int32)
-        return [np.concatenate([empty, *(self._mark_ids if k is None else ids[k] for k in plan)]) for plan in plans]
+        segments = [document.split(_SPACE_MARK) for document in documents]
+        ids = iter(self._encode_segments([segment for parts in segments for segment in parts], num_threads))
+        return [_join([next(ids) for _ in parts], self._mark_ids) for parts in segments]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; control pieces (EOS) give nothing, bytes that are not UTF-8 give U+FFFD."""
         return self._processor.decode(np.asarray(ids).tolist())
 
-    def _plan(self, document: bytes, runs: list[bytes]) -> Iterator[int | None]:
-        """Append the document's runs of lines to `runs`, and yield their places there; None stands for U+2581."""
-        for number, segment in enumerate(document.split(_SPACE_MARK)):
-            if number:
-                yield None
-            for run in _runs_of_lines(segment) if self._cuts_at_newline else [segment]:
-                yield len(runs)
-                runs.append(run)
+    def _encode_segments(self, segments: list[bytes], num_threads: int) -> list[np.ndarray]:
+        if self._units:
+            return self._units.encode(segments, num_threads)
+        return self._processor.encode(segments, return_type="numpy", num_threads=num_threads)
+
+
+def _join(parts: list[np.ndarray], separator: np.ndarray) -> np.ndarray:
+    joined = [parts[0]]
+    for part in parts[1:]:
+        joined += [separator, part]
+    return np.concatenate(joined)
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, model_type: str = "bpe") -> Tokenizer:
@@ -115,16 +116,6 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, model_type: str = 
             f"no tokenizer of {vocab_size} pieces can be trained on this corpus ({reason}): change --vocab-size"
         ) from None
     return Tokenizer(model.getvalue(), "the trained tokenizer")
-
-
-def _runs_of_lines(text: bytes) -> Iterator[bytes]:
-    """Cut after newlines into runs of at least _RUN_BYTES: short inputs keep the encoder in cache, and threads busy."""
-    start = 0
-    while start < len(text):
-        newline = text.find(b"\n", start + _RUN_BYTES)
-        end = len(text) if newline < 0 else newline + 1
-        yield text[start:end]
-        start = end
 
 
 def _training_lines(texts: Iterable[str]) -> Iterator[str]:

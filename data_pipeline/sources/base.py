@@ -71,7 +71,7 @@ def looks_binary(data: bytes) -> bool:
 
 def path_hash(name: str) -> bytes:
     """The key that puts files in an order unrelated to their names, so that any first part is a sample of all."""
-    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
 
 
 def file_identity(files: list[tuple[str, Path]]) -> list[tuple[str, int, int]]:

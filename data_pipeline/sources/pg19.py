@@ -1,4 +1,4 @@
-"""PG-19: `train|validation|test/<id>.txt` beside `metadata.csv`, with its official splits."""
+"""PG-19: `train|validation|test/<id>.txt` with its official splits; `metadata.csv`, titles and years, is not needed."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_pipeline.sources.base import Document, Source, file_identity, make_document, path_hash, read_file
+from data_pipeline.sources.base import Document, Source, file_identity, make_document, path_hash
 
 _SKIPPED_FOLDERS = {"__pycache__", "test", "tests", "_vendor", "vendor", "vendored"}
 """Compiled files, and what is mostly tables of cases or copies of other packages."""
@@ -21,8 +21,14 @@ class PythonSource(Source):
         self.total_bytes = sum(path.stat().st_size for _, path in self._files)
 
     def documents(self) -> Iterator[Document]:
+        self.skipped = Counter()
         for name, path in self._files:
-            yield make_document(name, read_file(path), group=name)
+            try:
+                data = path.read_bytes()
+            except OSError:  # someone else's package, perhaps not for our eyes
+                self.skipped["unreadable"] += 1
+                continue
+            yield make_document(name, data, group=name)
 
     def identity(self) -> list[tuple[str, int, int]]:
         return [(name, size, 0) for name, size, _ in file_identity(self._files)]
