@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _import(args: argparse.Namespace) -> int:
-    from spa_dist.export.import_export import import_export
+    from spa_dist.training.checkpoint.import_export import import_export
 
     folder = import_export(Path(args.export), Path(args.output), args.set or ())
     print(f"{args.export} → {folder}; train on with --config {Path(args.output) / 'config.json'} --resume auto")

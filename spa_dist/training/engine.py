@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed warns on each start that it found nothing better
@@ -154,8 +153,3 @@ def _let_loss_scale_rest_at_minimum(optimizer: Any) -> None:
     scaler = getattr(optimizer, "loss_scaler", None)
     if scaler is not None and hasattr(scaler, "raise_error_at_min_scale"):
         scaler.raise_error_at_min_scale = False
-
-
-def module_of(engine: Engine) -> nn.Module:
-    """The model without DeepSpeed's wrapper."""
-    return engine.deepspeed.module

@@ -1,6 +1,5 @@
 """Choose what to resume from: the newest checkpoint that verifies, agreed on by all ranks before any of them loads."""
 
-import hashlib
 import json
 import logging
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Any
 import torch.distributed as dist
 
 from spa_dist.errors import CheckpointError
+from spa_dist.export.checkpoint import sha256_of
+from spa_dist.export.manifest import FORMAT, MANIFEST
 from spa_dist.training.checkpoint.read import Checkpoint
-from spa_dist.training.checkpoint.write import FORMAT, MANIFEST
 
 logger = logging.getLogger(__name__)
 
@@ -84,13 +84,4 @@ def file_fault(path: Path, expected: dict[str, Any]) -> str | None:
     size = path.stat().st_size
     if size != expected["bytes"]:
         return f"{path} has {size} bytes instead of {expected['bytes']}"
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(file)
-    return None if digest == expected["sha256"] else f"{path} does not have the SHA-256 of its manifest"
-
-
-def _sha256(file: Any) -> str:
-    digest = hashlib.sha256()
-    for block in iter(lambda: file.read(1 << 22), b""):
-        digest.update(block)
-    return digest.hexdigest()
+    return None if sha256_of(path) == expected["sha256"] else f"{path} does not have the SHA-256 of its manifest"

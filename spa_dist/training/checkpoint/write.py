@@ -3,7 +3,6 @@
 A folder without `manifest.json` is no checkpoint, whatever it holds. An older checkpoint is removed only after the commit.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,14 +15,14 @@ import torch
 import torch.distributed as dist
 
 from spa_dist.errors import TrainingError
+from spa_dist.export.checkpoint import sha256_of
+from spa_dist.export.manifest import FORMAT, MANIFEST
 from spa_dist.parallel.layout import model_tensors, parameter_layout
 from spa_dist.training.checkpoint.versions import installed_versions
 from spa_dist.training.engine import Engine
 from spa_dist.training.fragments import loss_scaler_state, optimizer_steps, owned_fragments
 from spa_dist.training.state import TrainState
 
-FORMAT = "spa_dist.checkpoint/1"
-MANIFEST = "manifest.json"
 Digests = dict[str, dict[str, Any]]
 
 
@@ -113,12 +112,9 @@ def _untrained(engine: Engine) -> dict[str, torch.Tensor]:
 
 def sync_and_digest(path: Path) -> dict[str, Any]:
     """Force a file to disk, and give its size and SHA-256 as read back."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        for block in iter(lambda: file.read(1 << 22), b""):
-            digest.update(block)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def _manifest(engine: Engine, state: TrainState, tokenizer: dict[str, Any], digests: Digests) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from spa_dist.config import config_from_dict
 from spa_dist.errors import CheckpointError, ConfigError
 from spa_dist.export.checkpoint import open_checkpoint
 from spa_dist.export.convert import load_plain_model
-from spa_dist.export.import_export import import_export
 from spa_dist.export.write import ExportOptions, write_export
 from spa_dist.parallel.layout import parameter_layout
+from spa_dist.training.checkpoint.import_export import import_export
 from spa_dist.training.checkpoint.read import Checkpoint
 from spa_dist.training.checkpoint.restore import check_same_model, restored_state
 from tests.export.synthetic_run import make_run
