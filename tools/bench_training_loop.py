@@ -105,7 +105,7 @@ def loops(args: argparse.Namespace, stage: int, folder: Path) -> tuple[Any, Any,
         return own.micro_batches(0, global_size=plan.global_size, micro_size=plan.micro_size), own.epoch_samples
 
     plain = build_model(config, grid).to(device)
-    optimizer = build_optimizer(plain, config.optimizer)
+    optimizer = build_optimizer(plain, config)
     plain_stream, _ = stream()
 
     def bare() -> None:

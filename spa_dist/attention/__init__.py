@@ -1,6 +1,7 @@
 """Sparse Projection Attention on torch alone: the projections S, how they are applied, and the attention module."""
 
 from spa_dist.attention.folding import fold_projection, on_support, project
+from spa_dist.attention.gating import fold_gate
 from spa_dist.attention.module import SparseProjectionAttention
 from spa_dist.attention.projection import PATTERNS, make_projection, num_projections
 from spa_dist.attention.report import ProjectionReport, projection_report
@@ -13,6 +14,7 @@ __all__ = [
     "ProjectionReport",
     "SparseProjectionAttention",
     "apply_rotary",
+    "fold_gate",
     "fold_projection",
     "logit_scale",
     "make_projection",

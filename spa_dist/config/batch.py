@@ -49,8 +49,13 @@ def plan_batches(config: Config, world_size: int) -> BatchPlan:
             f"or a global size of {_nearest_multiple(global_size, micro * data_parallel)}"
         )
     tokens_per_step = global_size * config.model.sequence_length
-    steps = config.run.steps or math.ceil((config.run.tokens or 0) / tokens_per_step)
-    return BatchPlan(global_size, micro, share // micro, data_parallel, steps, tokens_per_step)
+    return BatchPlan(global_size, micro, share // micro, data_parallel, total_steps(config), tokens_per_step)
+
+
+def total_steps(config: Config) -> int:
+    """Optimizer steps of the run, the same at every layout."""
+    tokens_per_step = config.batch.global_size * config.model.sequence_length
+    return config.run.steps or math.ceil((config.run.tokens or 0) / tokens_per_step)
 
 
 def _nearest_multiple(value: int, base: int) -> int:

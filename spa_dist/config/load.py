@@ -4,9 +4,10 @@ import difflib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from spa_dist.config.deepspeed_keys import check_deepspeed_section
 from spa_dist.config.resolve import resolve
@@ -97,21 +98,34 @@ def unknown_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str = "")
         if field is None:
             yield f"unknown key {prefix}{key}{_hint_for(key, prefix, model)}"
             continue
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel) and isinstance(value, dict):
+        section = section_of(field)
+        if section is not None and isinstance(value, dict):
             yield from unknown_keys(value, section, f"{prefix}{key}.")
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a field holds, an optional one included; None for a value."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def dotted_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """The dotted name of every value of the config."""
+    for name, field in model.model_fields.items():
+        section = section_of(field)
+        if section is None:
+            yield f"{prefix}{name}"
+        else:
+            yield from dotted_keys(section, f"{prefix}{name}.")
 
 
 def _hint_for(key: str, prefix: str, model: type[BaseModel]) -> str:
     near = difflib.get_close_matches(key, model.model_fields, n=1, cutoff=0.6)
     if near:
         return f"; did you mean {prefix}{near[0]}?"
-    everywhere = {
-        f"{section}.{name}": name
-        for section, field in Config.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        for name in field.annotation.model_fields
-    }
+    everywhere = {dotted: dotted.rpartition(".")[2] for dotted in dotted_keys()}
     elsewhere = difflib.get_close_matches(key, everywhere.values(), n=1, cutoff=0.75)
     if elsewhere:
         dotted = next(full for full, name in everywhere.items() if name == elsewhere[0])
@@ -124,11 +138,23 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def _key_at(location: tuple[int | str, ...]) -> str:
+    """The dotted key of an error's place, which for a value also names the alternative of its type that was tried."""
+    keys: list[str] = []
+    model: type[BaseModel] | None = Config
+    for part in location:
+        field = model.model_fields.get(str(part)) if model is not None else None
+        if field is None:
+            break
+        keys.append(str(part))
+        model = section_of(field)
+    return ".".join(keys)
+
+
 def _describe(error: ValidationError) -> str:
     """The first mistake of a pydantic report in one line."""
     first = error.errors()[0]
-    location = [str(part) for part in first["loc"] if not str(part).startswith(("literal[", "function-", "constrained-"))]
-    key = ".".join(location[:2]) if len(location) > 1 and location[0] != "deepspeed" else ".".join(location)
+    key = _key_at(first["loc"])
     value = first.get("input")
     message = first["msg"][0].lower() + first["msg"][1:]
     if first["type"] == "literal_error":

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 
+from spa_dist.config.mask_rules import idle_mask_options, mask_rules
 from spa_dist.config.schema import Config
 from spa_dist.errors import ConfigError
 
@@ -49,6 +50,12 @@ def _attention_rules(config: Config) -> Iterator[str]:
         yield f"attention.scale={attention.scale} must be above 0, or 'paper' or 'unbiased'"
     if attention.block is not None and min(attention.block) < 1:
         yield f"attention.block={list(attention.block)}: rows and columns of a block are at least 1"
+    if attention.gate and attention.qk_norm:
+        yield (
+            "attention.gate (pattern 'adaptive' has it) cannot be had with attention.qk_norm: normalised queries forget a factor, "
+            "and the norm's weight is a temperature already; turn one of them off"
+        )
+    yield from mask_rules(config)
 
 
 def _parallel_rules(config: Config) -> Iterator[str]:
@@ -79,8 +86,9 @@ def _parallel_rules(config: Config) -> Iterator[str]:
 def idle_options(config: Config) -> Iterator[str]:
     """One line for each option that was set and does nothing in this run."""
     attention = config.attention
+    yield from idle_mask_options(config)
     for option, pattern in PATTERN_OPTIONS.items():
-        idle = attention.kind != "spa" or attention.pattern != pattern
+        idle = attention.kind != "spa" or attention.drawn_pattern != pattern
         if idle and getattr(attention, option) is not None:
             yield f"attention.{option} has no effect: only pattern {pattern!r} of kind 'spa' reads it"
     if attention.kind != "spa":

@@ -6,13 +6,10 @@ fills it in, and the resolved config is what a run saves. Cross-field rules live
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class Section(BaseModel):
-    """A section of the config: unknown keys and wrong types are errors, and nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+from spa_dist.config.mask import MaskConfig
+from spa_dist.config.section import Section
 
 
 class RunConfig(Section):
@@ -76,17 +73,24 @@ class AttentionConfig(Section):
 
     kind: Literal["spa", "dense", "thin"] = "spa"
     """`thin` is the control: no S, queries and keys born d_k′ wide."""
-    pattern: Literal["random", "block", "banded", "hierarchical", "conv", "head_specific", "gaussian"] = "random"
+    pattern: Literal[
+        "random", "block", "banded", "hierarchical", "conv", "head_specific", "gaussian", "learned", "adaptive"
+    ] = "random"
+    """A fixed S, or a `learned` one, whose mask is trained as `attention.mask` says; `adaptive` is learned, with `gate`."""
     d_proj: int | None = Field(None, gt=0)
     """d_k′; default head_dim / 2."""
     sparsity: float = Field(0.8, ge=0.0, lt=1.0)
-    """Share of zeros in S. The paper's sparsity s is 1 / (1 − sparsity)."""
+    """Share of zeros in S, or where pruning of a learned S ends. The paper's sparsity s is 1 / (1 − sparsity)."""
     scale: Literal["paper", "unbiased"] | float = "paper"
     """Factor on the scores: 1/√d_k′ (`paper`), 1/√d_k (`unbiased`: ⟨qS, kS⟩ estimates ⟨q, k⟩), or a number."""
     per: Literal["layer", "head"] = "layer"
     """One S per layer, shared by its heads, or one per (key/value) head."""
     trainable: bool = False
-    """Train the non-zero entries of S."""
+    """Train the non-zero entries of a fixed pattern."""
+    gate: bool | None = None
+    """A learned temperature exp(g) on the logits of each head, 1 at the start; default: true for pattern `adaptive` alone."""
+    mask: MaskConfig | None = None
+    """How a learned S is trained."""
     fold: bool = True
     """Multiply S into W_Q and W_K once per step instead of into every query and key. Exact either way."""
     qk_norm: bool = False
@@ -101,6 +105,16 @@ class AttentionConfig(Section):
     """Pattern `hierarchical`: number of resolutions."""
     kernel_size: int | None = Field(None, gt=0)
     """Pattern `conv`: length of the kernel in features."""
+
+    @property
+    def learns_mask(self) -> bool:
+        """Whether S is M ⊙ W with a mask that is trained."""
+        return self.kind == "spa" and self.pattern in ("learned", "adaptive")
+
+    @property
+    def drawn_pattern(self) -> str:
+        """The pattern that S is drawn from at the start."""
+        return self.mask.start if self.learns_mask and self.mask else self.pattern
 
 
 class BatchConfig(Section):
@@ -219,7 +233,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    deepspeed: dict[str, Any] = {}
+    deepspeed: dict[str, Any] = Field(default={})
     """Handed to DeepSpeed as it is, after its keys are checked; keys that this config owns are refused."""
 
     @property

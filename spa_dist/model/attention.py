@@ -4,8 +4,18 @@ import torch
 from torch import nn
 
 from spa_dist import kernels
-from spa_dist.attention import apply_rotary, fold_projection, logit_scale, on_support, project, query_key_width
+from spa_dist.attention import (
+    apply_rotary,
+    fold_gate,
+    fold_projection,
+    logit_scale,
+    on_support,
+    project,
+    query_key_width,
+)
+from spa_dist.attention.masks import LearnedProjection
 from spa_dist.config import Config
+from spa_dist.model.masks import mask_method
 from spa_dist.model.noise import Noise
 from spa_dist.parallel.layers import Norm, RowLinear, column_parallel_linear, sum_gradient
 from spa_dist.parallel.layout import projection_is_per_head, query_key_parameter_width
@@ -19,7 +29,8 @@ class ParallelAttention(nn.Module):
 
     S is folded: W_Q·S and W_K·S are formed once per call and, with W_V, applied in one GEMM, so that the projection costs
     nothing per token and the QKV product itself shrinks from d_k to d_k′ per query and key head. Per layer S is replicated and
-    its gradient summed over the tensor-parallel group; per head it is split with the heads.
+    its gradient summed over the tensor-parallel group; per head it is split with the heads. A learned S comes from a
+    `LearnedProjection`. The gate exp(g) of a head multiplies its query weights.
     """
 
     def __init__(self, config: Config, index: int, parallel: ModelParallelConfig, noise: Noise):
@@ -42,6 +53,7 @@ class ParallelAttention(nn.Module):
             weight = getattr(self, f"{name}_weight")
             self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(weight.shape[0])) if model.bias else None)
         self._register_projection(size)
+        self.gate = nn.Parameter(torch.empty(self.num_heads)) if attention.gate else None
         if attention.qk_norm:
             # Each rank normalises its own heads, so the gradient of the replicated weight is a sum over ranks.
             self.query_norm = Norm(self.width, kind="rmsnorm", eps=model.norm_eps, sum_gradients=True)
@@ -50,12 +62,24 @@ class ParallelAttention(nn.Module):
 
     def _register_projection(self, tensor_size: int) -> None:
         model, attention = self.config.model, self.config.attention
-        self.projection: torch.Tensor | None
+        self.projection: torch.Tensor | LearnedProjection | None
         if attention.kind != "spa":
             self.register_buffer("projection", None)
             return
         self.projection_is_split = projection_is_per_head(self.config)
         heads = self.num_kv_heads if self.projection_is_split else 1
+        method = mask_method(self.config)
+        if method is not None:
+            assert model.head_dim and attention.d_proj
+            self.projection = LearnedProjection(
+                method,
+                (heads, model.head_dim, attention.d_proj),
+                seed=self.config.run.seed,
+                name=f"layers.{self.index}",
+                head_offset=heads * self.noise.tensor_rank if self.projection_is_split else 0,
+                total_heads=heads * tensor_size if self.projection_is_split else 1,
+            )
+            return
         projection = torch.empty(heads, model.head_dim, attention.d_proj)  # type: ignore[arg-type]
         if attention.trainable:
             self.projection = nn.Parameter(projection)
@@ -63,17 +87,30 @@ class ParallelAttention(nn.Module):
             self.register_buffer("projection", projection)
 
     def _projection(self) -> torch.Tensor | None:
-        """S [1 or kv heads of this rank, d_k, d_k′]; a trained S keeps its zeros."""
-        if self.projection is None or not self.projection.requires_grad:
-            return self.projection
-        return on_support(self.projection if self.projection_is_split else sum_gradient(self.projection))
+        """S [1 or kv heads of this rank, d_k, d_k′]; its gradient, where it has one, is that of all heads that share it."""
+        projection = self.projection
+        if isinstance(projection, LearnedProjection):
+            projection.step = self.noise.step
+            projection = projection()
+        elif projection is None or not projection.requires_grad:
+            return projection
+        else:
+            projection = on_support(projection)
+        return projection if self.projection_is_split else sum_gradient(projection)
 
     def _folded(self, name: str, projection: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight and bias of queries or keys with S multiplied in."""
-        weight, bias = getattr(self, f"{name}_weight"), getattr(self, f"{name}_bias")
-        if projection is None:
-            return weight, bias
-        return fold_projection(weight, projection), None if bias is None else fold_projection(bias, projection)
+        """Weight and bias of queries or keys, the gate and S multiplied in."""
+        tensors: list[torch.Tensor | None] = []
+        for kind in ("weight", "bias"):
+            tensor = getattr(self, f"{name}_{kind}")
+            if tensor is not None and projection is not None:
+                tensor = fold_projection(tensor, projection)
+            if tensor is not None and name == "query" and self.gate is not None:
+                tensor = fold_gate(tensor, self.gate)
+            tensors.append(tensor)
+        weight, bias = tensors
+        assert weight is not None
+        return weight, bias
 
     def _query_key_value(self, x_nbd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries and keys [B, heads, N, d_qk] and values [B, heads, N, d_v], as views of one product."""

@@ -10,10 +10,12 @@ import torch
 
 
 class Noise:
-    """Seeds for the dropout of one process; the trainer sets `micro_batch` before each forward pass."""
+    """Seeds for the dropout of one process; the trainer sets `step` and `micro_batch` before each forward pass."""
 
     def __init__(self, seed: int, *, tensor_rank: int, data_rank: int):
         self.seed, self.tensor_rank, self.data_rank = seed, tensor_rank, data_rank
+        self.step = 0
+        """Optimizer step in progress, counted from 1; noise of gates follows it, the same for all micro-batches of a step."""
         self.micro_batch = 0
         """Index of the micro-batch since the start of the run, accumulation included."""
 

@@ -113,14 +113,26 @@ def _projection_layout(config: Config) -> Layout:
     if attention.kind == "spa":
         per_head = projection_is_per_head(config)
         shape = (model.num_kv_heads if per_head else 1, model.head_dim, attention.d_proj)
-        table["attention.projection"] = _entry(
-            "per_head" if per_head else "replicated", shape, buffer=not attention.trainable
-        )
+        kind: Kind = "per_head" if per_head else "replicated"
+        for suffix, buffer in _projection_tensors(config).items():
+            table[f"attention.projection{suffix}"] = _entry(kind, shape, buffer=buffer)
+    if attention.gate:
+        table["attention.gate"] = _entry("per_head", (model.num_heads,))
     if attention.qk_norm:
         width = model.head_dim if attention.kind == "dense" else attention.d_proj
         for name in ("query_norm", "key_norm"):
             table[f"attention.{name}.weight"] = _entry("replicated", (width,), value=1.0)
     return table
+
+
+def _projection_tensors(config: Config) -> dict[str, bool]:
+    """Suffix of the name of each tensor that S is made of → whether it is a buffer."""
+    attention = config.attention
+    if not attention.learns_mask:
+        return {"": not attention.trainable}
+    assert attention.mask
+    mask = {"magnitude": {".mask": True}, "gumbel": {".mask_logits": False}, "l0": {".mask_logits": False}}
+    return {".weight": False} | mask.get(attention.mask.method, {})
 
 
 def _norm_layout(name: str, config: Config) -> Layout:
@@ -143,7 +155,7 @@ def query_key_parameter_width(config: Config) -> int:
 
 def projection_is_per_head(config: Config) -> bool:
     """True where each key/value head has an S of its own."""
-    return config.attention.per == "head" or config.attention.pattern == "head_specific"
+    return config.attention.per == "head" or config.attention.drawn_pattern == "head_specific"
 
 
 def layout_name(parameter: str) -> str:

@@ -56,7 +56,7 @@ class Engine:
         model.to(grid.device)
         self.deepspeed, *_ = deepspeed.initialize(
             model=model,
-            optimizer=build_optimizer(model, config.optimizer),
+            optimizer=build_optimizer(model, config),
             config=deepspeed_config(config, plan, clip=not self._owns_norm),
             mpu=ModelParallelUnit(),
             dist_init_required=False,
@@ -69,14 +69,17 @@ class Engine:
         """The model's forward pass, with ZeRO's gathering."""
         return self.deepspeed(*args, **kwargs)
 
-    def backward(self, loss_sum: torch.Tensor, global_valid_tokens: int) -> None:
-        """Accumulate the gradient of `loss_sum / global_valid_tokens`.
+    def backward(self, loss_sum: torch.Tensor, global_valid_tokens: int, penalty: torch.Tensor | None = None) -> None:
+        """Accumulate the gradient of `loss_sum / global_valid_tokens`, and this micro-batch's share of a penalty's.
+
+        penalty: a scalar, the same on each data-parallel rank and for each micro-batch of a step; it counts once in a step.
 
         A non-finite loss gives a non-finite gradient whatever its cause, so that the step is skipped on all ranks alike.
         """
         factor = self.plan.data_parallel_size * self.plan.accumulation_steps / max(1, global_valid_tokens)
         poison = torch.where(torch.isfinite(loss_sum.detach()), 1.0, torch.nan)
-        self.deepspeed.backward(loss_sum * factor * poison)
+        total = loss_sum * factor if penalty is None else loss_sum * factor + penalty
+        self.deepspeed.backward(total * poison)
 
     def step(self, lr: float) -> StepOutcome | None:
         """Update the parameters; None before the last micro-batch of an accumulation."""
@@ -84,7 +87,7 @@ class Engine:
             self.deepspeed.step()
             return None
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         scale = float(getattr(self.optimizer, "cur_scale", 0.0) or getattr(self.optimizer, "loss_scale", 1.0) or 1.0)
         if self._owns_norm:
             norm = self._clip_or_drop()

@@ -87,7 +87,7 @@ def describe(config: Config, plan: BatchPlan, device: str, data: str, batch: str
     model, attention = config.model, config.attention
     world = plan.data_parallel_size * config.parallel.tensor
     flops = training_flops_per_token(config)
-    kind = attention.kind if attention.kind != "spa" else f"spa ({attention.pattern}, sparsity {attention.sparsity})"
+    kind = attention.kind if attention.kind != "spa" else f"spa ({_projection(config)})"
     tokens = plan.steps * plan.tokens_per_step
     rows = [
         ("run", f"{config.run.name} → {config.run_dir}"),
@@ -104,6 +104,16 @@ def describe(config: Config, plan: BatchPlan, device: str, data: str, batch: str
         ("memory/rank", _memory(memory)),
     ]  # fmt: skip
     return "\n".join(f"{name:12} {text}" for name, text in rows)
+
+
+def _projection(config: Config) -> str:
+    attention, mask = config.attention, config.attention.mask
+    if not attention.learns_mask or mask is None:
+        return f"{attention.pattern}, sparsity {attention.sparsity}"
+    start = f"{attention.pattern} by {mask.method} from {mask.start}"
+    if mask.method == "magnitude" and mask.magnitude:
+        return f"{start}, sparsity {attention.sparsity} at step {mask.magnitude.last_step}"
+    return f"{start}, λ {mask.l0_lambda:g}" if mask.method in ("gumbel", "l0") else start
 
 
 def _extras(config: Config) -> str:

@@ -15,9 +15,10 @@ from spa_dist.cli import EXIT_INTERRUPTED, EXIT_OK
 from spa_dist.config import BatchPlan, Config, plan_batches, with_vocabulary
 from spa_dist.errors import CheckpointError
 from spa_dist.model import build_model
+from spa_dist.model.build import check_start
 from spa_dist.parallel.groups import Grid, Launch, start_process_groups, stop_process_groups
 from spa_dist.tasks import LanguageModelling
-from spa_dist.training.callbacks import Checkpointing, Evaluation, MetricsLog, Progress, TensorBoard
+from spa_dist.training.callbacks import Checkpointing, Evaluation, MaskTraining, MetricsLog, Progress, TensorBoard
 from spa_dist.training.checkpoint.find import newest_good_checkpoint
 from spa_dist.training.checkpoint.read import Checkpoint
 from spa_dist.training.checkpoint.restore import check_same_model, load_optimizer, load_weights, restored_state
@@ -37,6 +38,7 @@ def prepare_run(config: Config, launch: Launch) -> tuple[Config, BatchPlan, Data
     """Everything that can be found wrong before a process group exists: batch arithmetic, device, data, tokenizer."""
     plan = plan_batches(config, launch.world_size)
     choose_device(config, launch.local_rank)
+    check_start(config)
     dataset = open_dataset(config.data.path)
     check_tokenizer(dataset)
     config = with_vocabulary(config, dataset.vocab_size)
@@ -127,10 +129,12 @@ def _train(
     stream = TrainStream(dataset, seed=config.run.seed, workers=config.data.workers, **place)
     held_out = EvalStream(dataset, config.evaluation.split, limit=config.evaluation.sequences, **place)
     log = MetricsLog(run_dir / "metrics.jsonl")
+    tensorboard = TensorBoard(run_dir / "tensorboard", log) if config.logging.tensorboard else None
     callbacks = [
         log,
-        *([TensorBoard(run_dir / "tensorboard", log)] if config.logging.tensorboard else []),
+        *([tensorboard] if tensorboard else []),
         *([Progress(log)] if config.logging.progress else []),
+        *([MaskTraining(config, log, tensorboard)] if MaskTraining.wanted(config) else []),
         Evaluation(held_out, log),
         Checkpointing(run_dir, _tokenizer_facts(dataset), resumed_at=state.step),
     ]

@@ -14,6 +14,7 @@ from spa_dist.parallel.groups import Grid, data_group
 from spa_dist.tasks import LanguageModelling
 from spa_dist.training.callbacks.base import Callback
 from spa_dist.training.engine import Engine, StepOutcome
+from spa_dist.training.masks.penalty import GatePenalty
 from spa_dist.training.schedule import learning_rate
 from spa_dist.training.signals import StopRequest
 from spa_dist.training.state import TrainState
@@ -62,6 +63,7 @@ class Trainer:
         self.state, self.callbacks, self.stop_request = state, list(callbacks), stop_request
         self._stream, self.epoch_samples = stream, epoch_samples
         self.stop_reason: str | None = None
+        self._penalty = GatePenalty(config, engine.model)
 
     def run(self) -> str:
         """Train, and say why it ended: "finished", "interrupted", or what a callback gave."""
@@ -99,9 +101,10 @@ class Trainer:
         loss_sum = torch.zeros((), device=self.grid.device)
         outcome = None
         for index, (inputs, targets) in enumerate(micro_batches):
-            self.engine.model.noise.micro_batch = (step - 1) * self.plan.accumulation_steps + index
+            noise = self.engine.model.noise
+            noise.step, noise.micro_batch = step, (step - 1) * self.plan.accumulation_steps + index
             loss = self.task.loss(self.engine.forward, inputs, targets)
-            self.engine.backward(loss, valid_tokens)
+            self.engine.backward(loss, valid_tokens, self._penalty.take(step))
             loss_sum += loss.detach()
             outcome = self.engine.step(lr)
         assert outcome is not None

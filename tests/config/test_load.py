@@ -10,15 +10,33 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from spa_dist.config import Config, apply_override, config_from_dict
+from spa_dist.config.load import dotted_keys, section_of
 from spa_dist.errors import ConfigError
 
-SECTIONS: dict[str, type[BaseModel]] = {
-    name: field.annotation
-    for name, field in Config.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-}
-KEYS = [f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields]
+KEYS = [key for key in dotted_keys() if key != "deepspeed"]
+SECTIONS = [name for name, field in Config.model_fields.items() if name != "deepspeed"]
 WORDS = {"run.name", "run.dir", "data.path", "evaluation.split"}
+
+
+def model_of(section: str) -> type[BaseModel]:
+    """The section of that dotted name."""
+    model: type[BaseModel] = Config
+    for name in filter(None, section.split(".")):
+        found = section_of(model.model_fields[name])
+        assert found is not None
+        model = found
+    return model
+
+
+def tree_with(dotted: str, value: Any) -> dict[str, Any]:
+    """A config tree that holds one value, and what the sections on the way to it need."""
+    tree: dict[str, Any] = {}
+    *path, key = dotted.split(".")
+    node = tree
+    for depth, name in enumerate(path):
+        node = node.setdefault(name, {"method": "none"} if path[: depth + 1] == ["attention", "mask"] else {})
+    node[key] = value
+    return tree
 
 
 def misspelt(key: str) -> st.SearchStrategy[str]:
@@ -38,9 +56,8 @@ def misspelt(key: str) -> st.SearchStrategy[str]:
 def test_any_typo_names_a_dotted_key(dotted: str, data: st.DataObject) -> None:
     """In a section or of a section: refused, in one line, before anything else is looked at."""
     section, _, key = dotted.rpartition(".")
-    known = SECTIONS[section].model_fields if section else Config.model_fields
-    wrong = data.draw(misspelt(key).filter(lambda name: name not in known))
-    tree: dict[str, Any] = {section: {wrong: 1}} if section else {wrong: {}}
+    wrong = data.draw(misspelt(key).filter(lambda name: name not in model_of(section).model_fields))
+    tree = tree_with(f"{section}.{wrong}", 1) if section else {wrong: {}}
     with pytest.raises(ConfigError) as error:
         config_from_dict(tree)
     full = f"{section}.{wrong}" if section else wrong
@@ -51,16 +68,16 @@ def test_any_typo_names_a_dotted_key(dotted: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("value", [{"a": 1}, [], "12", True, None])
 def test_wrong_types_name_the_key(dotted: str, value: Any) -> None:
     """Each key refuses an object and an empty list; numbers refuse words and truth values: nothing is converted."""
-    section, key = dotted.split(".")
-    default = SECTIONS[section].model_fields[key].default
+    section, _, key = dotted.rpartition(".")
+    default = model_of(section).model_fields[key].default
     if isinstance(value, str) and dotted in WORDS:
         return
     if value is None and (default is None or dotted == "evaluation.patience"):
         return
-    if value is True and isinstance(default, bool):
+    if value is True and (isinstance(default, bool) or dotted == "attention.gate"):
         return
     with pytest.raises(ConfigError) as error:
-        config_from_dict({"run": {"steps": 1}} | {section: {key: value}})
+        config_from_dict({"run": {"steps": 1}} | tree_with(dotted, value))
     assert str(error.value).startswith(f"{dotted}: ") and "\n" not in str(error.value)
 
 
@@ -80,10 +97,9 @@ JSON_VALUES = st.recursive(
 @given(st.sampled_from(KEYS), JSON_VALUES)
 def test_overrides_take_json_and_touch_nothing_else(dotted: str, value: Any) -> None:
     """`--set key=<JSON>` puts that value there."""
-    section, key = dotted.split(".")
-    tree: dict[str, Any] = {section: {"other": 1}, "kept": {}}
+    tree: dict[str, Any] = {"kept": {}} | tree_with(dotted, 1)
     apply_override(tree, f"{dotted}={json.dumps(value)}")
-    assert tree == {section: {"other": 1, key: value}, "kept": {}}
+    assert tree == {"kept": {}} | tree_with(dotted, value)
 
 
 def test_overrides_that_are_not_json_are_words() -> None:

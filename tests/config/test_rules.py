@@ -7,6 +7,9 @@ import pytest
 from spa_dist.config import load_config
 from spa_dist.errors import ConfigError
 
+LEARNED = ["attention.pattern=learned"]
+PRUNED = [*LEARNED, "attention.mask.method=magnitude", "attention.mask.magnitude={}"]
+GUMBEL = [*LEARNED, "attention.mask.method=gumbel", "attention.mask.gumbel={}"]
 BROKEN = [
     (["optimizer.betas=[0.9,1.0]"], "optimizer.betas=[0.9, 1.0]: each must be in [0, 1)"),
     (["model.head_dim=63", "attention.kind=dense"], "model.head_dim=63 is odd"),
@@ -23,6 +26,33 @@ BROKEN = [
     ),
     (["model.hidden_size=126", "model.head_dim=null"], "model.hidden_size=126 is not a multiple of model.num_heads=4"),
     (["run.steps=null"], "give run.steps or run.tokens"),
+    (["attention.pattern=learned"], "attention.pattern='learned' needs attention.mask: set attention.mask.method"),
+    (
+        [*LEARNED, "attention.mask.method=gumbel"],
+        "attention.mask.method='gumbel' without its section: add attention.mask.gumbel",
+    ),
+    ([*LEARNED, "attention.mask.method=l0"], "attention.mask.method='l0' without its section: add attention.mask.l0"),
+    (
+        [*PRUNED, "attention.mask.magnitude.first_step=50", "attention.mask.magnitude.last_step=50"],
+        "attention.mask.magnitude.last_step=50 is not after first_step=50: the schedule would end before it starts",
+    ),
+    (
+        [*GUMBEL, "attention.mask.gumbel.first_step=9", "attention.mask.gumbel.last_step=5"],
+        "attention.mask.gumbel.last_step=5 is not after first_step=9: the schedule would end before it starts",
+    ),
+    ([*GUMBEL, "attention.mask.gumbel.temperature=0"], "attention.mask.gumbel.temperature: input should be greater than 0"),
+    (
+        [*GUMBEL, "attention.mask.gumbel.final_temperature=-1"],
+        "attention.mask.gumbel.final_temperature: input should be greater",
+    ),
+    ([*GUMBEL, "attention.mask.l0_lambda=-1e-5"], "attention.mask.l0_lambda: input should be greater than or equal to 0"),
+    ([*PRUNED, "attention.mask.start_sparsity=1.0"], "attention.mask.start_sparsity: input should be less than 1"),
+    ([*PRUNED, "attention.sparsity=1.0"], "attention.sparsity: input should be less than 1"),
+    (
+        [*PRUNED, "attention.mask.guard.min_density=0.5", "attention.mask.guard.max_density=0.4"],
+        "attention.mask.guard.min_density=0.5 is above max_density=0.4",
+    ),
+    (["attention.gate=true", "attention.qk_norm=true"], "attention.gate (pattern 'adaptive' has it) cannot be had with"),
 ]
 
 
@@ -55,6 +85,18 @@ def test_what_just_fits_passes(overrides: list[str]) -> None:
         (["attention.bandwidth=8"], "attention.bandwidth has no effect: only pattern 'banded'"),
         (["attention.kind=dense", "attention.scale=unbiased"], "attention.scale has no effect: attention.kind is 'dense'"),
         (["parallel.sequence=true"], "parallel.sequence has no effect: parallel.tensor is 1"),
+        (["attention.mask.method=none"], "attention.mask has no effect: only patterns 'learned' and 'adaptive'"),
+        ([*PRUNED, "attention.mask.gumbel={}"], "attention.mask.gumbel has no effect: attention.mask.method is 'magnitude'"),
+        (
+            [*PRUNED, "attention.mask.l0_lambda=0.1"],
+            "attention.mask.l0_lambda has no effect: method 'magnitude' has no gates",
+        ),
+        ([*GUMBEL, "attention.trainable=true"], "attention.trainable has no effect: pattern 'learned' is trained anyway"),
+        ([*GUMBEL, "attention.sparsity=0.9"], "attention.sparsity has no effect: method 'gumbel' finds its own"),
+        (
+            [*PRUNED, "attention.mask.magnitude.last_step=100000"],
+            "attention.mask.magnitude.last_step=100000 is beyond the run's",
+        ),
         (["schedule.name=constant"], "schedule.warmup_steps has no effect: schedule.name is 'constant'"),
     ],
 )

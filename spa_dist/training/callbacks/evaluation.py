@@ -50,7 +50,7 @@ class Evaluation(Callback):
         elif state.step:
             state.evaluations_without_gain += 1
         self._evaluated_at = state.step
-        self._log.evaluation(trainer, {f"validation_{name}": value for name, value in metrics.items()})
+        self._log.record(trainer, {f"validation_{name}": value for name, value in metrics.items()})
         return loss
 
 

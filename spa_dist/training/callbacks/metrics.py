@@ -55,8 +55,8 @@ class MetricsLog(Callback):
         self._tokens = 0
         self._write(trainer, line)
 
-    def evaluation(self, trainer: "Trainer", metrics: dict[str, float]) -> None:
-        """Log an evaluation."""
+    def record(self, trainer: "Trainer", metrics: dict[str, Any]) -> None:
+        """Log a line of its own: an evaluation, or the state of the masks."""
         self._write(trainer, {"step": trainer.state.step, "tokens": trainer.state.tokens, **metrics})
 
     def _step_line(self, trainer: "Trainer", report: "StepReport", loss: float) -> dict[str, Any]:

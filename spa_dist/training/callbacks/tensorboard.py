@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from spa_dist.training.callbacks.base import Callback
 from spa_dist.training.callbacks.metrics import MetricsLog
 
@@ -10,6 +12,13 @@ if TYPE_CHECKING:
     from spa_dist.training.trainer import Trainer
 
 _NOT_SCALARS = {"step", "time"}
+_FOLDERS = ("validation", "mask")
+
+
+def _tag(key: str) -> str:
+    """validation_loss → validation/loss; mask_density → mask/density; loss → train/loss."""
+    folder, _, rest = key.partition("_")
+    return f"{folder}/{rest}" if folder in _FOLDERS else f"train/{key}"
 
 
 class TensorBoard(Callback):
@@ -30,9 +39,21 @@ class TensorBoard(Callback):
 
     def _receive(self, line: dict[str, Any]) -> None:
         for key, value in line.items():
-            if key not in _NOT_SCALARS and isinstance(value, int | float):
-                name = key.replace("validation_", "validation/", 1) if key.startswith("validation_") else f"train/{key}"
-                self._writer.add_scalar(name, value, line["step"])
+            if key not in _NOT_SCALARS:
+                self._scalars(_tag(key), value, line["step"])
+
+    def _scalars(self, tag: str, value: Any, step: int) -> None:
+        """A number, or one for each layer, or for each head of each layer."""
+        if isinstance(value, int | float):
+            self._writer.add_scalar(tag, value, step)
+        elif isinstance(value, list):
+            for index, part in enumerate(value):
+                self._scalars(f"{tag}/{index}", part, step)
+
+    def image(self, tag: str, image_hwc: torch.Tensor, step: int) -> None:
+        """A picture: uint8 [height, width, 3]. Nothing on other ranks than the first."""
+        if self._writer is not None:
+            self._writer.add_image(tag, image_hwc, step, dataformats="HWC")
 
     def close(self) -> None:
         """Flush and close."""

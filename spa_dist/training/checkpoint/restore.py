@@ -14,8 +14,9 @@ from spa_dist.training.engine import Engine
 from spa_dist.training.fragments import MOMENTS, fragments_to_restore, prepare_moments, restore_loss_scaler
 from spa_dist.training.state import TrainState
 
-FREE_TO_CHANGE = {"attention.backend", "attention.fold"}
-"""Keys of the sections model and attention that do not change what the model is."""
+FREE_TO_CHANGE = ("attention.backend", "attention.fold")
+MASK_OF_THE_MODEL = ("method", "start", "start_sparsity", "initial_probability", "l0")
+"""Keys of `attention.mask` that make the model another one; its schedules, λ and the guard may change from one resume to the next."""
 
 
 def check_same_model(config: Config, checkpoint: Checkpoint) -> None:
@@ -23,11 +24,11 @@ def check_same_model(config: Config, checkpoint: Checkpoint) -> None:
     saved = checkpoint.manifest["config"]
     now = config.model_dump(mode="json")
     for section in ("model", "attention"):
-        for key, value in now[section].items():
-            dotted = f"{section}.{key}"
-            if dotted not in FREE_TO_CHANGE and saved[section].get(key) != value:
+        before = _fixed_keys(section, saved[section])
+        for dotted, value in _fixed_keys(section, now[section]).items():
+            if before.get(dotted) != value:
                 raise CheckpointError(
-                    f"{checkpoint.folder} was trained with {dotted}={saved[section].get(key)!r}, not {value!r}: "
+                    f"{checkpoint.folder} was trained with {dotted}={before.get(dotted)!r}, not {value!r}: "
                     "restore the key, or give the run another run.dir"
                 )
     if saved["run"]["seed"] != config.run.seed:
@@ -35,6 +36,16 @@ def check_same_model(config: Config, checkpoint: Checkpoint) -> None:
             f"{checkpoint.folder} was trained with run.seed={saved['run']['seed']}, not {config.run.seed}: "
             "another seed is another data order; restore it, or give the run another run.dir"
         )
+
+
+def _fixed_keys(section: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Dotted key → value of what may not change when a run goes on."""
+    keys = {f"{section}.{key}": value for key, value in values.items() if key != "mask"}
+    mask = values.get("mask") or {}
+    keys |= {f"attention.mask.{key}": mask.get(key) for key in MASK_OF_THE_MODEL if section == "attention"}
+    if section == "attention":
+        keys["attention.gate"] = bool(values.get("gate"))
+    return {dotted: value for dotted, value in keys.items() if dotted not in FREE_TO_CHANGE}
 
 
 @torch.no_grad()

@@ -1,0 +1,76 @@
+"""The smallest change to a support that makes S sound again."""
+
+import torch
+from torch import Tensor
+
+from spa_dist.attention.masks.guard import Guard
+
+
+def repaired_support(projection: Tensor, weight: Tensor, guard: Guard) -> Tensor:
+    """Entries to switch on so that one head's S is sound again: no empty column or row, full rank, the least density.
+
+    projection S and weight W [d_k, d_k′]; W tells which switched-off entries were large. Returns a bool mask of additions.
+    Where W tells nothing, an entry goes to the row, or column, that has the fewest.
+    """
+    support = projection != 0
+    added = torch.zeros_like(support)
+
+    def add(row: int, column: int) -> None:
+        support[row, column] = added[row, column] = True
+
+    for column in (~support.any(0)).nonzero().flatten().tolist():
+        add(_best(weight[:, column], support[:, column], support.sum(1)), column)
+    for row in (~support.any(1)).nonzero().flatten().tolist():
+        add(row, _best(weight[row], support[row], support.sum(0)))
+    missing = int(guard.min_density * support.numel() + 1) - int(support.sum())
+    for flat in torch.sort((weight.abs() * ~support).flatten(), descending=True, stable=True).indices[: max(0, missing)]:
+        add(int(flat) // support.shape[1], int(flat) % support.shape[1])
+    for column in _dependent_columns(torch.where(added, revived_values(projection, weight, added), projection)):
+        if not bool(support[:, column].all()):
+            add(_best(torch.zeros_like(weight[:, column]), support[:, column], support.sum(1)), column)
+    return added
+
+
+def revived_values(projection: Tensor, weight: Tensor, added: Tensor) -> Tensor:
+    """W with a value for each added entry: what it was, or the root mean square of S's non-zeros where it was zero."""
+    live = projection[projection != 0]
+    size = float(live.square().mean().sqrt()) if live.numel() else (1.0 / projection.shape[1]) ** 0.5
+    return torch.where(added & (weight == 0), torch.full_like(weight, size), weight)
+
+
+def dropped_for(weight: Tensor, support: Tensor, added: Tensor) -> Tensor:
+    """As many entries to switch off as were added: the smallest whose row and column keep another one. Bool [d_k, d_k′]."""
+    now = support | added
+    dropped = torch.zeros_like(now)
+    order = torch.sort(torch.where(support & ~added, weight.abs(), torch.inf).flatten(), stable=True).indices
+    wanted = int(added.sum())
+    for flat in order[: int((support & ~added).sum())].tolist():
+        row, column = divmod(flat, now.shape[1])
+        if int(dropped.sum()) == wanted:
+            break
+        if int(now[row].sum()) > 1 and int(now[:, column].sum()) > 1:
+            now[row, column], dropped[row, column] = False, True
+    return dropped
+
+
+def _best(values: Tensor, taken: Tensor, crowd: Tensor) -> int:
+    """Of one row or column: the free place with the largest value, and among equals in the emptiest line."""
+    size = values.abs().double()
+    score = size - (crowd.double() + 1) * (1e-9 * size.max() + 1e-30)
+    return int(torch.where(taken, -torch.inf, score).argmax())
+
+
+def _dependent_columns(projection: Tensor) -> list[int]:
+    """Columns that lie in the span of those before them, by Gram–Schmidt in float64."""
+    basis: list[Tensor] = []
+    dependent = []
+    for index, column in enumerate(projection.double().unbind(1)):
+        rest = column
+        for _ in range(2):
+            for direction in basis:
+                rest = rest - direction * (direction @ rest)
+        if float(rest.norm()) <= 1e-6 * float(column.norm()):
+            dependent.append(index)
+        else:
+            basis.append(rest / rest.norm())
+    return dependent

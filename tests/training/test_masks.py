@@ -1,0 +1,80 @@
+"""Mask training at many layouts: masks, S and gates are those of a bare loop on one process, and the same bits on every rank."""
+
+from typing import Any
+
+import pytest
+
+from tests.distributed import run_in_processes
+from tests.training.masking import GUMBEL, L0, MAGNITUDE, STEPS
+
+TP, SP, STAGE = "parallel.tensor", "parallel.sequence", "deepspeed.zero_optimization.stage"
+LOSS, NORM, LEARNED, OTHER = 5e-6, 5e-5, 1e-4, 1e-3
+"""After 50 steps of Adam at lr 0.01, which makes steps of 0.01 out of gradients that are nothing but rounding; what was seen is 1.0e-6,
+1.6e-6, 1.7e-5 and 1e-4."""
+
+CASES: list[dict[str, Any]] = [
+    *({**MAGNITUDE, STAGE: stage} for stage in (0, 1, 2, 3)),
+    {**MAGNITUDE, TP: 2, STAGE: 0},
+    {**MAGNITUDE, TP: 2, STAGE: 1, SP: True},
+    {**MAGNITUDE, TP: 2, STAGE: 2, "attention.per": "head", "attention.fold": False, "batch.micro_size": 2},
+    {**MAGNITUDE, TP: 2, STAGE: 3, SP: True, "parallel.activation_checkpointing": True},
+    {**GUMBEL, STAGE: 1, "batch.micro_size": 1},
+    {**GUMBEL, TP: 2, STAGE: 3, SP: True, "parallel.activation_checkpointing": True},
+    {**L0, STAGE: 2},
+    {**L0, TP: 2, STAGE: 1, "attention.per": "head", SP: True},
+]
+HALF: list[dict[str, Any]] = [{**MAGNITUDE, TP: 2, STAGE: 2, "precision.dtype": "bf16"}]
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    """All cases in one launch of four processes."""
+    return run_in_processes("tests.training.masking:compare_masks", 4, CASES + HALF, timeout=400)
+
+
+def test_fifty_updates_are_those_of_one_process(results: list[dict[str, Any]]) -> None:
+    """Masks to the bit, W, logits and gates to rounding; infinite where two ranks differ in a bit."""
+    sound = [result for result in results if "precision.dtype" not in result["case"]]
+    assert len(sound) == len(CASES) and all(result["steps"] == STEPS for result in sound)
+    wrong = [
+        {key: value for key, value in result.items() if key != "lines"}
+        for result in sound
+        if result["mask"] > 0
+        or result["loss"] > LOSS
+        or result["norm"] > NORM
+        or result["learned"] > LEARNED
+        or result["other"] > OTHER
+    ]
+    assert wrong == [], wrong
+
+
+def test_ranks_agree_in_half_precision(results: list[dict[str, Any]]) -> None:
+    """The fp32 masters decide, so that all ranks hold the same masks, S and gates."""
+    half = [result for result in results if "precision.dtype" in result["case"]]
+    assert len(half) == len(HALF)
+    for result in half:
+        assert max(result["mask"], result["learned"], result["other"]) < float("inf"), result["case"]
+
+
+def test_what_left_the_mask_is_zero_with_its_moments(results: list[dict[str, Any]]) -> None:
+    """In the optimizer's own memory, on every rank, after each of the 50 updates."""
+    assert [result["dirty_moments"] for result in results] == [0] * len(results)
+
+
+def test_the_final_density_is_the_target_to_one_entry(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        if result["case"]["attention.mask.method"] == "magnitude":
+            last = result["lines"][-1]
+            assert last["step"] == STEPS and last["mask_density"] == [pytest.approx(round(0.3 * 32) / 32, abs=1e-12)] * 2
+            assert last["mask_target_sparsity"] == pytest.approx(0.7)
+
+
+def test_the_log_has_a_line_for_each_update(results: list[dict[str, Any]]) -> None:
+    """Step 0 included; churn, ranks and, for an adaptive S, the gates."""
+    for result in results:
+        lines = result["lines"]
+        assert [line["step"] for line in lines] == list(range(STEPS + 1))
+        assert lines[0]["mask_churn"] == [None, None] and any(max(line["mask_churn"]) > 0 for line in lines[1:])
+        adaptive = result["case"]["attention.pattern"] == "adaptive"
+        assert all(("mask_gates" in line) == adaptive for line in lines)
+        assert all(0 <= value <= 4 + 1e-9 for line in lines for value in line["mask_effective_rank"])
