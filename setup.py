@@ -1,4 +1,4 @@
-"""Packaging. `pip install .` brings the attention library; `.[train]` the training stack; `.[dev]` the tests' tools."""
+"""Packaging. `pip install .` brings the attention library, `.[train]` the training stack, `.[hf]` transformers, `.[dev]` the tests."""
 
 from pathlib import Path
 
@@ -16,6 +16,7 @@ TRAIN = [
     "triton>=3.0; platform_system == 'Linux'",
     "webdataset>=1.0",
 ]
+HF = ["transformers>=5.24,<6", "safetensors>=0.4"]
 DEV = ["hypothesis>=6", "mypy>=1.10", "pytest>=8", "ruff>=0.6", "psutil>=5"]
 
 setup(
@@ -27,5 +28,5 @@ setup(
     packages=find_packages(include=["spa_dist", "spa_dist.*", "data_pipeline", "data_pipeline.*"]),
     python_requires=">=3.10",
     install_requires=["torch>=2.5", "numpy>=1.26", "pydantic>=2.6"],
-    extras_require={"train": TRAIN, "dev": TRAIN + DEV},
+    extras_require={"train": TRAIN, "hf": HF, "dev": TRAIN + HF + DEV},
 )
