@@ -69,30 +69,47 @@ def plain_shapes(config: PlainConfig) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in PlainModel(config).state_dict().items()}
 
 
-def plain_tensor(name: str, read: Read, kept: PlainConfig, *, fold: bool) -> Tensor:
-    """Tensor `name` of the plain model, fp32; it may be a view of a larger one.
+def plain_tensor(name: str, read: Read, kept: PlainConfig, *, fold: bool, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Tensor `name` of the plain model, rounded to `dtype` once; it may be a view of a larger one.
 
     read gives a tensor of the trained model, whose config with S kept is `kept`; vocabulary padding is cut off here.
+    Raises CheckpointError for a weight that is beyond what `dtype` can hold.
     """
     tensor = read(name)
     if name in ("embedding.weight", "head.weight"):
-        return tensor[: kept.vocab_size]
+        tensor = tensor[: kept.vocab_size]
     if fold and kept.num_projections and any(part in name for part in _FOLDED):
-        return _fold(tensor, read(f"{name.split('.attention.')[0]}.attention.projection"))
-    return tensor
+        out = _fold(tensor, read(f"{name.split('.attention.')[0]}.attention.projection"), dtype)
+    else:
+        out = tensor.to(dtype)
+    if dtype == torch.float16 and bool(out.isinf().any()):
+        raise CheckpointError(f"{name} has entries beyond 65504, the largest number in fp16: use bf16 or fp32")
+    return out
 
 
-def _fold(weight: Tensor, projection: Tensor) -> Tensor:
+def _fold(weight: Tensor, projection: Tensor, dtype: torch.dtype) -> Tensor:
     """fold_projection in float64, one head at a time, so that no weight is ever held whole in float64."""
     projection = projection.double()
     head_dim, width = projection.shape[1:]
     heads = weight.shape[0] // head_dim
-    out = weight.new_empty(heads * width, *weight.shape[1:])
+    out = weight.new_empty(heads * width, *weight.shape[1:], dtype=dtype)
     for head in range(heads):
         own = projection[head // (heads // len(projection))][None]
         rows = weight[head * head_dim : (head + 1) * head_dim].double()
-        out[head * width : (head + 1) * width] = fold_projection(rows, own)
+        out[head * width : (head + 1) * width] = _rounded(fold_projection(rows, own), dtype)
     return out
+
+
+def _rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """float64 → dtype, rounded once. torch goes to 16 bits by way of fp32, where a value just off a tie can become one."""
+    near = exact.float()
+    if dtype == torch.float32:
+        return near
+    # Rounding to odd on the way: an inexact fp32 value with its last bit set is no tie for a format two bits shorter.
+    beyond = exact - near.double()
+    other = torch.nextafter(near, (beyond.sign() * torch.inf).float())
+    even = (near.view(torch.int32) & 1) == 0
+    return torch.where((beyond != 0) & even, other, near).to(dtype)
 
 
 def load_plain_model(checkpoint: Checkpoint, *, fold: bool = True) -> PlainModel:

@@ -110,7 +110,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint, options: ExportOptions) -
     hugging_face = options.file_format == "huggingface"
 
     def tensor(name: str) -> Tensor:
-        return plain_tensor(name, checkpoint.tensor, kept, fold=options.fold).to(options.dtype)
+        return plain_tensor(name, checkpoint.tensor, kept, fold=options.fold, dtype=options.dtype)
 
     specs = [TensorSpec(name, shape, options.dtype) for name, shape in plain_shapes(config).items()]
     if options.file_format == "pytorch":
