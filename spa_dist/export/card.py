@@ -45,7 +45,7 @@ def model_card(manifest: Manifest, config: PlainConfig, file_format: str) -> str
     """Markdown with the facts of the run and of the export."""
     attention = manifest.config["attention"]
     kind = {
-        "spa": f"Sparse Projection Attention ({attention.get('pattern')}, sparsity {attention.get('sparsity')})",
+        "spa": f"Sparse Projection Attention ({_projection(attention)})",
         "thin": "attention whose queries and keys are narrow (thin)",
         "dense": "dense attention",
     }[attention["kind"]]
@@ -67,6 +67,13 @@ def model_card(manifest: Manifest, config: PlainConfig, file_format: str) -> str
         projection=kept if attention["kind"] == "spa" else "none",
         usage=_HUGGING_FACE_USAGE if file_format == "huggingface" else _PLAIN_USAGE,
     )
+
+
+def _projection(attention: dict[str, Any]) -> str:
+    mask = attention.get("mask")
+    if attention.get("pattern") not in ("learned", "adaptive") or not isinstance(mask, dict):
+        return f"{attention.get('pattern')}, sparsity {attention.get('sparsity')}"
+    return f"{attention.get('pattern')}, mask by {mask.get('method')}"
 
 
 def _entry(tree: dict[str, Any], section: str, key: str, default: Any = "unknown") -> Any:

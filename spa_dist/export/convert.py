@@ -1,21 +1,18 @@
-"""From a checkpoint to the plain model's tensors: vocabulary padding removed, S folded in, tied weights once."""
+"""From a checkpoint to the plain model's tensors: vocabulary padding removed, masks applied, gates and S folded in, tied weights once."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from spa_dist.attention import fold_projection, logit_scale, num_projections, query_key_width
+from spa_dist.attention import fold_gate, fold_projection, logit_scale, num_projections, query_key_width
 from spa_dist.config import AttentionConfig, ModelConfig
 from spa_dist.errors import CheckpointError
 from spa_dist.export.checkpoint import Checkpoint
+from spa_dist.export.learned import FIXED, LearnedParts, Read, learned_parts
 from spa_dist.export.manifest import Manifest
 from spa_dist.export.model import PlainConfig, PlainModel
-
-Read = Callable[[str], Tensor]
-_FOLDED = (".attention.query.", ".attention.key.")
 
 
 def plain_config(manifest: Manifest) -> PlainConfig:
@@ -46,7 +43,7 @@ def plain_config(manifest: Manifest) -> PlainConfig:
             bias=model.bias,
             qk_norm=attention.qk_norm,
             logit_scale=logit_scale(attention.scale if spa else "paper", model.head_dim, width),
-            num_projections=num_projections(attention.pattern, attention.per, model.num_kv_heads) if spa else 0,
+            num_projections=num_projections(attention.drawn_pattern, attention.per, model.num_kv_heads) if spa else 0,
             eos_id=manifest.tokenizer["eos_id"],
         )
     except ValidationError as error:
@@ -69,34 +66,50 @@ def plain_shapes(config: PlainConfig) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in PlainModel(config).state_dict().items()}
 
 
-def plain_tensor(name: str, read: Read, kept: PlainConfig, *, fold: bool, dtype: torch.dtype = torch.float32) -> Tensor:
+def plain_tensor(
+    name: str,
+    read: Read,
+    kept: PlainConfig,
+    *,
+    fold: bool,
+    dtype: torch.dtype = torch.float32,
+    learned: LearnedParts = FIXED,
+) -> Tensor:
     """Tensor `name` of the plain model, rounded to `dtype` once; it may be a view of a larger one.
 
-    read gives a tensor of the trained model, whose config with S kept is `kept`; vocabulary padding is cut off here.
+    read gives a tensor of the trained model, whose config with S kept is `kept`; vocabulary padding is cut off here, masks are
+    applied, and gates multiplied into the query weights whether S is folded or not.
     Raises CheckpointError for a weight that is beyond what `dtype` can hold.
     """
-    tensor = read(name)
-    if name in ("embedding.weight", "head.weight"):
-        tensor = tensor[: kept.vocab_size]
-    if fold and kept.num_projections and any(part in name for part in _FOLDED):
-        out = _fold(tensor, read(f"{name.split('.attention.')[0]}.attention.projection"), dtype)
+    prefix, _, _ = name.partition(".attention.")
+    query = ".attention.query." in name
+    folds = fold and kept.num_projections > 0 and (query or ".attention.key." in name)
+    gate = read(f"{prefix}.attention.gate").double() if query and learned.gate else None
+    if name.endswith(".attention.projection"):
+        out = _rounded(learned.projection(name, read), dtype)
+    elif folds or gate is not None:
+        projection = learned.projection(f"{prefix}.attention.projection", read) if folds else None
+        out = _by_head(read(name), kept.head_dim, gate, projection, dtype)
     else:
-        out = tensor.to(dtype)
+        tensor = read(name)
+        out = (tensor[: kept.vocab_size] if name in ("embedding.weight", "head.weight") else tensor).to(dtype)
     if dtype == torch.float16 and bool(out.isinf().any()):
         raise CheckpointError(f"{name} has entries beyond 65504, the largest number in fp16: use bf16 or fp32")
     return out
 
 
-def _fold(weight: Tensor, projection: Tensor, dtype: torch.dtype) -> Tensor:
-    """fold_projection in float64, one head at a time, so that no weight is ever held whole in float64."""
-    projection = projection.double()
-    head_dim, width = projection.shape[1:]
+def _by_head(weight: Tensor, head_dim: int, gate: Tensor | None, projection: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The gate and S multiplied in, in float64, one head at a time, so that no weight is ever held whole in float64."""
     heads = weight.shape[0] // head_dim
+    width = head_dim if projection is None else projection.shape[2]
     out = weight.new_empty(heads * width, *weight.shape[1:], dtype=dtype)
     for head in range(heads):
-        own = projection[head // (heads // len(projection))][None]
         rows = weight[head * head_dim : (head + 1) * head_dim].double()
-        out[head * width : (head + 1) * width] = _rounded(fold_projection(rows, own), dtype)
+        if gate is not None:
+            rows = fold_gate(rows, gate[head : head + 1])
+        if projection is not None:
+            rows = fold_projection(rows, projection[head // (heads // len(projection))][None])
+        out[head * width : (head + 1) * width] = _rounded(rows, dtype)
     return out
 
 
@@ -118,14 +131,15 @@ def load_plain_model(checkpoint: Checkpoint, *, fold: bool = True) -> PlainModel
     config = folded(kept) if fold else kept
     with torch.device("meta"):
         model = PlainModel(config)
-    state = {name: plain_tensor(name, checkpoint.tensor, kept, fold=fold) for name in plain_shapes(config)}
+    learned = learned_parts(checkpoint.manifest)
+    state = {name: plain_tensor(name, checkpoint.tensor, kept, fold=fold, learned=learned) for name in plain_shapes(config)}
     model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
 
 
 def _check_layout(manifest: Manifest, config: PlainConfig) -> None:
     """The layout table must be the one that the config means: a second opinion on every shape."""
-    expected = plain_shapes(config)
+    expected = learned_parts(manifest).trained_shapes(plain_shapes(config), config.num_heads)
     for name in sorted(expected.keys() ^ manifest.layout.keys()):
         verb = "lacks" if name in expected else "has"
         raise CheckpointError(f"{manifest.folder}: the layout table {verb} {name}, unlike the config's model")

@@ -19,6 +19,7 @@ from spa_dist.errors import CheckpointError
 from spa_dist.export.card import model_card
 from spa_dist.export.checkpoint import Checkpoint, verify_file
 from spa_dist.export.convert import folded, plain_config, plain_shapes, plain_tensor
+from spa_dist.export.learned import learned_parts
 from spa_dist.export.manifest import Manifest
 from spa_dist.export.model import FORMAT, PlainConfig, read_config
 from spa_dist.export.tensor_file import TensorSpec, write_tensor_file
@@ -107,10 +108,11 @@ def _move_into_place(temporary: Path, output: Path) -> None:
 def _write_files(folder: Path, checkpoint: Checkpoint, options: ExportOptions) -> None:
     kept = plain_config(checkpoint.manifest)
     config = folded(kept) if options.fold else kept
+    learned = learned_parts(checkpoint.manifest)
     hugging_face = options.file_format == "huggingface"
 
     def tensor(name: str) -> Tensor:
-        return plain_tensor(name, checkpoint.tensor, kept, fold=options.fold, dtype=options.dtype)
+        return plain_tensor(name, checkpoint.tensor, kept, fold=options.fold, dtype=options.dtype, learned=learned)
 
     specs = [TensorSpec(name, shape, options.dtype) for name, shape in plain_shapes(config).items()]
     if options.file_format == "pytorch":

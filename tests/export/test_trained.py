@@ -41,6 +41,27 @@ MODELS: dict[str, dict[str, Any]] = {
         "model.positions": "none",
     },
     "learned": {"model.positions": "learned", "attention.per": "head", "parallel.sequence": True},
+    **{
+        f"mask_{method}": {
+            "attention.pattern": pattern,
+            "attention.per": per,
+            "attention.qk_norm": False,
+            "attention.trainable": False,
+            "attention.mask": {"method": method, "start": "random", "start_sparsity": 0.3, method: {}} | options,
+        }
+        for method, pattern, per, options in (
+            ("magnitude", "learned", "layer", {"magnitude": {"last_step": 9, "regrow": 0.3}}),
+            ("gumbel", "adaptive", "head", {}),
+            ("l0", "adaptive", "layer", {}),
+        )
+    },
+    "mask_none": {
+        "attention.pattern": "adaptive",
+        "attention.qk_norm": False,
+        "attention.trainable": False,
+        "attention.mask": {"method": "none"},
+    },
+    "gated_dense": {"attention.kind": "dense", "attention.gate": True, "attention.qk_norm": False},
 }
 """Every pattern, kind and option of the model, as changes to SMALL (grouped queries, QK-norm, trained S)."""
 
@@ -136,7 +157,10 @@ def repeated(tensor: Tensor, dim: int | None) -> Tensor:
     return torch.cat([tensor.chunk(2, dim)[0]] * 2, dim)
 
 
-BROKEN: list[Case] = [("learned", False, 2, 2), ("per_head", True, 2, 3)]
+BROKEN: list[Case] = [
+    next(case for case in cases_of(model) if case[2] == 2)
+    for model in ("learned", "per_head", "mask_gumbel", "mask_magnitude")
+]
 """Cases whose merge is broken below; between them they have every kind of tensor."""
 NAMES = [(case, name) for case in BROKEN for name in parameter_layout(config_with(changes_of(case)))]
 

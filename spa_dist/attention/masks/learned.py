@@ -51,6 +51,12 @@ class MaskMethod:
         return self.name in _GATED
 
     @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """What S is made of: the keys of `initial`."""
+        mask = {"magnitude": ("mask",), "gumbel": ("mask_logits",), "l0": ("mask_logits",)}
+        return ("weight", *mask.get(self.name, ()))
+
+    @property
     def hard_concrete(self) -> HardConcrete:
         """The distribution of `l0` gates."""
         return HardConcrete(self.beta, self.gamma, self.zeta)

@@ -1,9 +1,12 @@
 """The smallest change to a support that makes S sound again."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from spa_dist.attention.masks.guard import Guard
+from spa_dist.attention.masks.pruning import largest
 
 
 def repaired_support(projection: Tensor, weight: Tensor, guard: Guard) -> Tensor:
@@ -22,12 +25,14 @@ def repaired_support(projection: Tensor, weight: Tensor, guard: Guard) -> Tensor
         add(_best(weight[:, column], support[:, column], support.sum(1)), column)
     for row in (~support.any(1)).nonzero().flatten().tolist():
         add(row, _best(weight[row], support[row], support.sum(0)))
-    missing = int(guard.min_density * support.numel() + 1) - int(support.sum())
-    for flat in torch.sort((weight.abs() * ~support).flatten(), descending=True, stable=True).indices[: max(0, missing)]:
-        add(int(flat) // support.shape[1], int(flat) % support.shape[1])
-    for column in _dependent_columns(torch.where(added, revived_values(projection, weight, added), projection)):
-        if not bool(support[:, column].all()):
-            add(_best(torch.zeros_like(weight[:, column]), support[:, column], support.sum(1)), column)
+    missing = max(0, math.ceil(guard.min_density * support.numel()) - int(support.sum()))
+    for flat in largest(weight.abs(), ~support, missing).flatten().nonzero().flatten().tolist():
+        add(*divmod(flat, support.shape[1]))
+    for _ in range(support.shape[1]):
+        place = _independence(torch.where(added, revived_values(projection, weight, added), projection), support)
+        if place is None:
+            break
+        add(*place)
     return added
 
 
@@ -60,17 +65,23 @@ def _best(values: Tensor, taken: Tensor, crowd: Tensor) -> int:
     return int(torch.where(taken, -torch.inf, score).argmax())
 
 
-def _dependent_columns(projection: Tensor) -> list[int]:
-    """Columns that lie in the span of those before them, by Gram–Schmidt in float64."""
-    basis: list[Tensor] = []
-    dependent = []
-    for index, column in enumerate(projection.double().unbind(1)):
-        rest = column
-        for _ in range(2):
-            for direction in basis:
-                rest = rest - direction * (direction @ rest)
+def _independence(projection: Tensor, support: Tensor) -> tuple[int, int] | None:
+    """Where to add an entry so that a column that lies in the span of those before it leaves it; None where none does.
+
+    Gram–Schmidt in float64. The row is the free one whose unit vector is farthest from the span of the independent columns.
+    """
+    basis = torch.zeros(projection.shape[0], 0, dtype=torch.float64)
+    dependent: list[int] = []
+    for index, column in enumerate(projection.double().cpu().unbind(1)):
+        rest = column - basis @ (basis.T @ column)
+        rest = rest - basis @ (basis.T @ rest)
         if float(rest.norm()) <= 1e-6 * float(column.norm()):
             dependent.append(index)
         else:
-            basis.append(rest / rest.norm())
-    return dependent
+            basis = torch.cat([basis, (rest / rest.norm()).unsqueeze(1)], dim=1)
+    distance = 1.0 - basis.square().sum(1)
+    for place in dependent:
+        free = ~support[:, place].cpu()
+        if bool(free.any()):
+            return int(torch.where(free, distance, -torch.inf).argmax()), place
+    return None

@@ -84,6 +84,10 @@ def _training_config(
         config["attention"] = {"kind": "thin"} | {
             key: attention[key] for key in ("d_proj", "qk_norm", "backend") if key in attention
         }
+    elif attention.get("pattern") in ("learned", "adaptive"):
+        # The mask was applied: what is left is an S of the pattern that it started from, whose non-zeros go on being trained.
+        attention |= {"pattern": attention["mask"]["start"], "mask": None, "trainable": True}
+    config["attention"].pop("gate", None)  # multiplied into the queries
     run["dir"] = str(run_dir)
     for override in overrides:
         apply_override(config, override)
