@@ -13,6 +13,8 @@ EXIT_USER_ERROR = 2
 EXIT_TRAINING_ERROR = 3
 EXIT_INTERRUPTED = 75
 """A signal asked the run to stop, and a checkpoint was saved (`EX_TEMPFAIL` of sysexits.h: run it again)."""
+EXIT_KEYBOARD = 130
+"""Ctrl-C, as shells report it."""
 
 _OTHER_RANKS_WAIT_SECONDS = 5.0
 
@@ -32,6 +34,9 @@ def run_command(main: Callable[[], int | None]) -> None:
         command = Path(sys.argv[0]).name
         print(f"{command}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         sys.exit(EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_TRAINING_ERROR)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        sys.exit(EXIT_KEYBOARD)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
