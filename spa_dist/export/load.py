@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from spa_dist.errors import CheckpointError
-from spa_dist.export.checkpoint import open_checkpoint
+import torch
+
+from spa_dist.errors import CheckpointError, ConfigError
+from spa_dist.export.checkpoint import Checkpoint, open_checkpoint
 from spa_dist.export.convert import load_plain_model
+from spa_dist.export.manifest import find_checkpoint
 from spa_dist.export.model import FORMAT, PlainModel, read_config
 from spa_dist.export.write import TOKENIZER_FILE, tokenizer_of
 
@@ -20,13 +23,15 @@ class LoadedModel:
 
 
 def load_model(path: str | Path, *, device: str = "cpu") -> LoadedModel:
-    """The model at `path`; a checkpoint is merged in memory. Raises CheckpointError, in one line, where there is none."""
+    """The model at `path`; a checkpoint is merged in memory. Raises CheckpointError, in one line, where there is none, and
+    ConfigError for a device that this machine lacks."""
+    _check_device(device)
     folder = Path(path)
-    if not is_export(folder):
-        checkpoint = open_checkpoint(folder)
-        manifest = checkpoint.manifest
-        return LoadedModel(load_plain_model(checkpoint).to(device), tokenizer_of(manifest), manifest.tokenizer["sha256"])
     try:
+        if not is_export(folder):
+            checkpoint = _checkpoint(folder)
+            plain, manifest = load_plain_model(checkpoint).to(device), checkpoint.manifest
+            return LoadedModel(plain, tokenizer_of(manifest), manifest.tokenizer["sha256"])
         model = PlainModel.from_folder(folder, device=device)
         tokenizer = read_config(folder).get("tokenizer")
     except ValueError as error:
@@ -34,6 +39,27 @@ def load_model(path: str | Path, *, device: str = "cpu") -> LoadedModel:
     digest = tokenizer.get("sha256") if isinstance(tokenizer, dict) else None
     file = folder / TOKENIZER_FILE
     return LoadedModel(model, file if file.is_file() else None, digest)
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0][:120]
+        raise ConfigError(
+            f"device {device!r} cannot be used here ({reason}): take cpu, or cuda where there is a GPU"
+        ) from None
+
+
+def _checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint that `folder` means; a folder with a config.json and no checkpoint is an export that is damaged."""
+    try:
+        found = find_checkpoint(folder)
+    except CheckpointError:
+        if (folder / "config.json").exists() and not (folder / "checkpoints").exists():
+            read_config(folder)
+        raise
+    return open_checkpoint(found)
 
 
 def is_export(folder: Path) -> bool:

@@ -29,6 +29,8 @@ _SIZES = (
     "ffn_hidden_size", "sequence_length",
 )  # fmt: skip
 
+_MAX_CONFIG_BYTES, _MAX_LAYERS, _MAX_ENTRIES = 1 << 28, 1 << 12, 1 << 44  # beyond any model: a damaged file costs no time
+
 _TYPES: dict[str, Any] = {str(int): int, str(float): (float, int), str(str): str, str(bool): bool}
 
 
@@ -75,6 +77,13 @@ class PlainConfig:
         for name in (*_SIZES, "rope_theta", "norm_eps", "logit_scale"):
             if not 0 < getattr(self, name) < 2**31:
                 yield f"{name}={getattr(self, name)} must be above 0, and finite"
+        if self.num_layers > _MAX_LAYERS:
+            yield f"num_layers={self.num_layers} is more than {_MAX_LAYERS}"
+        heads = self.num_heads * max(self.head_dim, self.value_dim)
+        rows = max(self.vocab_size, self.sequence_length, self.ffn_hidden_size, heads)
+        entries = max(self.hidden_size * rows, self.num_kv_heads * self.head_dim * self.query_key_width)
+        if entries > _MAX_ENTRIES:
+            yield f"its sizes make a matrix of {entries} entries, and the largest that is read has {_MAX_ENTRIES}"
         if self.positions not in ("rope", "learned", "none") or self.norm not in _NORMS:
             yield f"positions={self.positions!r} or norm={self.norm!r} is unknown"
         if self.num_heads % self.num_kv_heads:
@@ -106,12 +115,15 @@ class Cache(Protocol):
 
 
 class KVCache:
-    """Room for `capacity` tokens: d_qk + d_v numbers per layer, key/value head and token."""
+    """Room for `capacity` tokens: d_qk + d_v numbers per layer, key/value head and token. ValueError where memory ends."""
 
     def __init__(self, config: PlainConfig, batch: int, capacity: int, like: Tensor) -> None:
         shape = (config.num_layers, batch, config.num_kv_heads, capacity)
-        self.keys = like.new_empty(*shape, config.query_key_width)
-        self.values = like.new_empty(*shape, config.value_dim)
+        try:
+            self.keys = like.new_empty(*shape, config.query_key_width)
+            self.values = like.new_empty(*shape, config.value_dim)
+        except RuntimeError:
+            raise ValueError(f"no memory for a cache of {batch} × {capacity} tokens: ask for fewer new ones") from None
         self.lengths = [0] * config.num_layers
 
     def get_seq_length(self) -> int:
@@ -322,6 +334,8 @@ def generate(
     that do not fit.
     """
     longest = max(map(len, prompts), default=0)
+    if not -(2**63) <= seed < 2**63 - len(prompts):
+        raise ValueError(f"seed={seed} does not fit into 64 bits")
     _check_request(model.config, prompts, longest + max_new_tokens, max_new_tokens, temperature, top_k, top_p)
     device = model.embedding.weight.device
     tokens = torch.tensor([[0] * (longest - len(row)) + list(row) for row in prompts], device=device)
@@ -351,8 +365,9 @@ def sample(logits_bv: Tensor, temperature: float, top_k: int, top_p: float, gene
     """One token for each row of fp32 logits [B, V]: [B]. Draws are made on the CPU: the same on any device."""
     if temperature == 0.0:
         return logits_bv.argmax(dim=-1)
-    values_bv, order_bv = (logits_bv / temperature).sort(dim=-1, descending=True, stable=True)
-    probability_bv = values_bv.softmax(dim=-1)
+    values_bv, order_bv = logits_bv.double().sort(dim=-1, descending=True, stable=True)
+    # Differences to the likeliest, in float64: a temperature near 0 makes the others -inf and nothing NaN.
+    probability_bv = ((values_bv - values_bv[:, :1]) / temperature).softmax(dim=-1)
     if top_k:
         probability_bv[:, top_k:] = 0.0
         probability_bv /= probability_bv.sum(dim=-1, keepdim=True)
@@ -389,8 +404,11 @@ def _check_request(
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The object in an export's `config.json`. Raises ValueError."""
+    path = folder / "config.json"
     try:
-        tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if path.exists() and not (path.is_file() and path.stat().st_size <= _MAX_CONFIG_BYTES):
+            raise ValueError("it is no file of JSON")
+        tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder} is not an export: its config.json cannot be read ({error})") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:

@@ -97,6 +97,13 @@ def test_sampling_follows_its_distribution(top_k: int, top_p: float) -> None:
         assert abs(int(counts[token]) - draws * share) <= 5 * deviation, (token, counts, expected)
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-40, 5e-324])
+def test_a_temperature_near_zero_is_greedy(models: dict[str, PlainModel], temperature: float) -> None:
+    prompts = [[3, 4], [5]]
+    expected = generate(models["rope"], prompts, max_new_tokens=6)
+    assert generate(models["rope"], prompts, max_new_tokens=6, temperature=temperature) == expected
+
+
 def test_greedy_ends_at_end_of_text_and_streams(models: dict[str, PlainModel]) -> None:
     model = models["rope"]
     free = generate(model, [[3, 4], [5]], max_new_tokens=6)
@@ -124,8 +131,11 @@ def test_requests_that_do_not_fit(models: dict[str, PlainModel]) -> None:
         ({"top_p": 0.0}, "top_p"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_new_tokens": 31}, "learned positions"),
+        ({"seed": 2**63}, "64 bits"),
     ]
     for changes, word in cases:
         with pytest.raises(ValueError, match=word):
             generate(models["learned"], **({"prompts": [[1, 2]]} | changes))  # type: ignore[arg-type]
     assert len(generate(models["learned"], [[3, 2]], max_new_tokens=30)[0]) <= 30
+    with pytest.raises(ValueError, match="no memory for a cache"):
+        generate(models["rope"], [[3, 2]], max_new_tokens=2**50)
