@@ -37,6 +37,8 @@ class Checkpoint:
         Raises CheckpointError when the fragments do not make the whole.
         """
         entry = self.manifest.layout[name]
+        for rank in range(self.manifest.tensor_size):
+            self._check_tiled(name, rank, _part_numel(entry, self.manifest.tensor_size))
         full = torch.empty(entry.shape)
         if entry.dim is None:
             self._read_part(name, 0, full)
@@ -51,17 +53,25 @@ class Checkpoint:
                 part.copy_(own)
         return full
 
-    def _read_part(self, name: str, rank: int, out: Tensor) -> None:
-        """Fill contiguous `out` with tensor-parallel rank `rank`'s part."""
-        flat, end = out.view(-1), 0
-        for start, numel, file in sorted(self._fragments.get((name, rank), []), key=lambda fragment: fragment[:2]):
+    def _check_tiled(self, name: str, rank: int, numel: int) -> None:
+        """Raise CheckpointError unless the fragments follow one another from 0 to numel: before any memory is taken for them."""
+        end = 0
+        for start, count, _ in self._parts(name, rank):
             if start != end:
                 break
-            end += numel
-            file.read_into(name, flat[start:end])
-        if end != flat.numel():
+            end += count
+        if end != numel:
             where = f"tensor-parallel rank {rank}"
             raise CheckpointError(f"{self.manifest.folder}: the fragments of {name} do not make a whole on {where}")
+
+    def _parts(self, name: str, rank: int) -> list[tuple[int, int, TensorFile]]:
+        return sorted(self._fragments.get((name, rank), []), key=lambda fragment: fragment[:2])
+
+    def _read_part(self, name: str, rank: int, out: Tensor) -> None:
+        """Fill contiguous `out` with tensor-parallel rank `rank`'s part."""
+        flat = out.view(-1)
+        for start, numel, file in self._parts(name, rank):
+            file.read_into(name, flat[start : start + numel])
 
     def _compare_copies(self, name: str, first: Tensor) -> None:
         """Each tensor-parallel rank saved its own copy of a replicated parameter: they must be the same."""
@@ -112,6 +122,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 def verify_file(path: Path, size: int | None, digest: str) -> None:
     """Raise CheckpointError unless the file has this size (None: any) and SHA-256."""
     try:
+        if not path.is_file() and path.exists():  # a pipe or a device would keep its reader for ever
+            raise CheckpointError(f"{path} is not a file: the checkpoint is damaged, use another step")
         actual = path.stat().st_size
         if size is not None and actual != size:
             raise CheckpointError(f"{path} has {actual} bytes instead of {size}: it is damaged, use another step")

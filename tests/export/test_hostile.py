@@ -1,7 +1,9 @@
 """Damaged and hostile checkpoints: named in one line, and nothing in them is executed."""
 
 import json
+import os
 import pickle
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +132,81 @@ def test_copies_that_differ(run: Run) -> None:
     """A replicated bias that one tensor-parallel rank trained apart."""
     rewrite(run, lambda tensors, places: tensors.update({"norm.bias": tensors["norm.bias"] + 0.5}))
     refused(run, "different copies of norm.bias")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", WEIGHTS])
+def test_pipes_and_devices_are_not_read(run: Run, name: str) -> None:
+    """A pipe that nobody writes to, and a device that never ends: a reader would stay for ever."""
+    path = run.checkpoint / name
+    path.unlink()
+    os.mkfifo(path)
+    refused(run, "no checkpoint" if name == "manifest.json" else "not a file")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    refused(run, "no checkpoint" if name == "manifest.json" else "not a file")
+
+
+SIZES = [{"num_layers": 2**30}, {"hidden_size": 2**30, "vocab_size": 2**30}, {"num_heads": 2**30, "head_dim": 2**30}]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_absurd_sizes_cost_nothing(run: Run, sizes: dict[str, int]) -> None:
+    tree = run.manifest()
+    tree["config"]["model"] |= sizes
+    run.change_manifest(tree)
+    refused(run, "does not make a model")
+
+
+def test_memory_is_taken_only_for_what_the_files_hold(run: Run) -> None:
+    """Config and layout table agree on 100 GB of feed-forward weights, and the files hold a few kB of them."""
+    tree = run.manifest()
+    tree["config"]["model"]["ffn_hidden_size"] = 2**30
+    for name, entry in tree["layout"].items():
+        if "mlp.up" in name:
+            entry["shape"][0] = 2**30
+        elif "mlp.down.weight" in name:
+            entry["shape"][1] = 2**30
+    run.change_manifest(tree)
+    refused(run, "mlp.up.weight do not make a whole")
+
+
+def test_an_export_that_points_elsewhere(run: Run, tmp_path: Path) -> None:
+    """An index that names a file outside, a header of 2^60 bytes, and a config.json that is a device."""
+    output = tmp_path / "export"
+    write_export(open_checkpoint(run.folder), output, ExportOptions("safetensors", max_shard_bytes=6_000))
+    index = output / "model.safetensors.index.json"
+    shard, content = next(output.glob("model-00001*")), index.read_text()
+    (tmp_path / "outside.safetensors").write_bytes(shard.read_bytes())
+    index.write_text(content.replace(shard.name, "../outside.safetensors"))
+    with pytest.raises(CheckpointError, match="outside the folder"):
+        load_model(output)
+    index.write_text(content)
+    load_model(output)
+    shard.write_bytes(struct.pack("<Q", 2**60) + b"{}")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_model(output)
+    (output / "config.json").unlink()
+    for content in ("{", "[" * 100_000, "[]", '{"format": "spa_dist.export/1", "vocab_size": 1}'):
+        (output / "config.json").write_text(content)
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            load_model(output)
+    (output / "config.json").unlink()
+    (output / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=r"config\.json .* no file of JSON"):
+        load_model(output)
+
+
+def test_a_checkpoint_that_goes_away_or_is_being_written(run: Run, tmp_path: Path) -> None:
+    """The trainer removes old checkpoints and writes new ones while a conversion runs."""
+    newer = run.checkpoint.with_name("step_00000020")
+    shutil.copytree(run.checkpoint, newer)
+    (newer / "manifest.json").unlink()
+    checkpoint = open_checkpoint(run.folder)
+    assert checkpoint.manifest.step == 10, "the newer one is not committed yet"
+    shutil.rmtree(run.checkpoint)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        write_export(checkpoint, tmp_path / "place" / "out", ExportOptions())
+    assert list((tmp_path / "place").iterdir()) == []
 
 
 MISSING = object()
