@@ -22,6 +22,7 @@ class SPAForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = SPAConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
+    _supports_sdpa = True  # it is what the plain model calls
 
     def __init__(self, config: SPAConfig) -> None:
         super().__init__(config)

@@ -45,7 +45,7 @@ loss = theirs(tokens, labels=tokens).loss
 assert torch.allclose(loss, -ours(tokens)[:, :-1].log_softmax(-1).gather(2, tokens[:, 1:, None]).mean())
 
 theirs.save_pretrained(again)
-back = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True).eval()
+back = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True, attn_implementation="sdpa").eval()
 assert torch.equal(back(tokens).logits, theirs(tokens).logits)
 assert torch.equal(PlainModel.from_folder(again)(tokens), ours(tokens))
 print("all equal")
