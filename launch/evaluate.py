@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from spa_dist.cli import run_command, share_cores
-from spa_dist.errors import CheckpointError, DataError
+from spa_dist.errors import CheckpointError, ConfigError, DataError
 
 
 def main() -> int:
@@ -47,7 +47,10 @@ def main() -> int:
     for name, value in result.items():
         print(f"{name:18}{value:,.6f}" if isinstance(value, float) else f"{name:18}{value:,}")
     if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        try:
+            Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--json {args.json} cannot be written: {error.strerror}") from None
     return 0
 
 

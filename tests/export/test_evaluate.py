@@ -59,6 +59,8 @@ def test_commands_take_exports_and_checkpoints(tmp_path: Path) -> None:
         done = command("launch/generate.py", "--model", str(model), "--prompt", "the cat", "--max-new-tokens", "4")
         assert done.returncode == 0 and done.stdout.startswith("the cat"), done.stderr
     assert results[0] == results[1] and results[0]["tokens"] > 0
+    done = command("launch/evaluate.py", "--model", str(run.folder), *options[:-1], str(tmp_path / "none" / "x.json"))
+    assert done.returncode == 2 and "x.json cannot be written" in done.stderr
     (tmp_path / "data" / "tokenizer.model").unlink()
     write_dataset(tmp_path / "other", vocab_size=330)
     done = command("launch/evaluate.py", "--model", str(run.folder), "--data", str(tmp_path / "other"))
