@@ -81,6 +81,10 @@ HALF = [(model, True, size, stage) for size, stage in ((1, 3), (2, 1), (4, 2)) f
 """Cases that are trained in bf16 too."""
 
 
+IMPORTED = [("random", True, 1, 3), ("random", False, 2, 2), ("random", True, 4, 1)]
+"""Cases whose export is made a run again, and trained on at the case's layout."""
+
+
 def changes_of(case: Case) -> dict[str, Any]:
     model, tied, size, stage = case
     return MODELS[model] | {"model.tie_embeddings": tied, "parallel.tensor": size, STAGE: stage}
@@ -97,7 +101,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     wanted = [(case, "fp32") for model in MODELS for case in cases_of(model)] + [(case, "bf16") for case in HALF]
     cases = [
-        {"name": folder_of(case, dtype), "changes": changes_of(case) | {"precision.dtype": dtype}}
+        {
+            "name": folder_of(case, dtype),
+            "changes": changes_of(case) | {"precision.dtype": dtype},
+            "import": (False, True) if case in IMPORTED and dtype == "fp32" else (),
+        }
         for case, dtype in sorted(wanted, key=lambda each: each[0][2])
     ]
     argument = {"folder": str(folder), "cases": cases}
@@ -136,6 +144,16 @@ def test_logits_of_the_written_folder(runs: Path, tmp_path: Path, file_format: s
         run = runs / folder_of(cases_of(model)[1])
         write_export(open_checkpoint(run), tmp_path / model, ExportOptions(file_format, fold=fold))
         assert difference(PlainModel.from_folder(tmp_path / model), trainer_of(run)) <= TOLERANCE, model
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("case", IMPORTED, ids=folder_of)
+def test_the_way_back_is_trained_on_at_any_layout(runs: Path, case: Case, fold: bool) -> None:
+    """Imported (with S folded in: as thin attention) and restored under DeepSpeed, the logits are the first trainer's again."""
+    again = torch.load(runs / folder_of(case) / f"again-{fold}.pt")
+    expected = trainer_of(runs / folder_of(case))["logits"]
+    assert float((again["logits"][..., :VOCABULARY] - expected).abs().max()) <= TOLERANCE
+    assert 0 < again["loss"] < 6
 
 
 def swapped(tensor: Tensor, dim: int | None) -> Tensor:
