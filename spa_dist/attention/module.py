@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spa_dist.attention.folding import fold_projection, on_support, project
+from spa_dist.attention.gating import fold_gate
+from spa_dist.attention.masks.learned import LEARNED_PATTERNS, LearnedProjection, MaskMethod
 from spa_dist.attention.projection import make_projection, num_projections
 from spa_dist.attention.rotary import apply_rotary, rotary_tables
 from spa_dist.attention.widths import logit_scale
@@ -35,12 +37,16 @@ class SparseProjectionAttention(nn.Module):
     rope: rotary positions on d_k′, after S, with base rope_theta. dropout: of the attention probabilities, in training.
     backend: of the attention kernel. bias: on all four linear layers. context_dim: width of the context, embed_dim unless
     given.
+    mask: how the mask of S is trained, for the patterns "learned" and "adaptive"; S starts as `start` draws it at
+    start_sparsity, and `spa_dist.attention.masks.plain` shows the training loop. gate: a learned temperature exp(g) on the
+    logits of each head; by default "adaptive" has it.
 
-    State: query, key, value and output (Linear layers), and projection S [1 or num_kv_heads, d_k, d_k′].
+    State: query, key, value and output (Linear layers); projection, S [1 or num_kv_heads, d_k, d_k′] or the `LearnedProjection`
+    that makes it; gate [num_heads].
     Raises ValueError, in one line, for arguments that do not fit.
     """
 
-    projection: Tensor
+    projection: Tensor | LearnedProjection
 
     def __init__(
         self,
@@ -64,6 +70,10 @@ class SparseProjectionAttention(nn.Module):
         context_dim: int | None = None,
         rope_theta: float = 10000.0,
         trainable: bool = False,
+        mask: MaskMethod | None = None,
+        start: str = "gaussian",
+        start_sparsity: float = 0.0,
+        gate: bool | None = None,
         **pattern_options,
     ) -> None:
         super().__init__()
@@ -81,14 +91,25 @@ class SparseProjectionAttention(nn.Module):
         self.dropout, self.backend = dropout, backend
         self.scale = logit_scale(scale, self.head_dim, d_proj)
 
-        count = num_projections(pattern, per, self.num_kv_heads)
+        learned = pattern in LEARNED_PATTERNS
+        if learned != (mask is not None):
+            raise ValueError(
+                f"pattern {pattern!r} and mask do not fit: {' and '.join(LEARNED_PATTERNS)} need one, no other has one"
+            )
+        drawn_pattern, drawn_sparsity = (start, start_sparsity) if learned else (pattern, sparsity)
+        count = num_projections(drawn_pattern, per, self.num_kv_heads)
         drawn = make_projection(
-            pattern, self.head_dim, d_proj, num_heads=count, sparsity=sparsity, seed=seed, **pattern_options
+            drawn_pattern, self.head_dim, d_proj, num_heads=count, sparsity=drawn_sparsity, seed=seed, **pattern_options
         ).to(torch.get_default_dtype())
-        if trainable:
+        if mask is not None:
+            self.projection = LearnedProjection(mask, (count, self.head_dim, d_proj), seed=seed, name="attention")
+            self.projection.load_state_dict(mask.initial(drawn))
+        elif trainable:
             self.projection = nn.Parameter(drawn)
         else:
             self.register_buffer("projection", drawn)
+        gated = pattern == "adaptive" if gate is None else gate
+        self.gate = nn.Parameter(torch.zeros(num_heads)) if gated else None
 
         context_dim = embed_dim if context_dim is None else context_dim
         self.query = nn.Linear(embed_dim, num_heads * self.head_dim, bias=bias)
@@ -126,13 +147,15 @@ class SparseProjectionAttention(nn.Module):
     def _unfolded(self, x: Tensor, context: Tensor) -> _Heads:
         projection = self._effective_projection()
         q_bnhk = self.query(x).unflatten(-1, (self.num_heads, self.head_dim))
+        if self.gate is not None:
+            q_bnhk = q_bnhk * self.gate.to(q_bnhk.dtype).exp().unsqueeze(-1)
         k_bmgk = self.key(context).unflatten(-1, (self.num_kv_heads, self.head_dim))
         v_bmgv = self.value(context).unflatten(-1, (self.num_kv_heads, self.value_dim))
         return _Heads(project(q_bnhk, projection), project(k_bmgk, projection), v_bmgv)
 
     def _folded(self, x: Tensor, context: Tensor | None) -> _Heads:
         projection = self._effective_projection()
-        query, key = _fold(self.query, projection), _fold(self.key, projection)
+        query, key = _fold(self.query, projection, self.gate), _fold(self.key, projection)
         value = (self.value.weight, self.value.bias)
         if context is None:
             q, k, v = _stacked(x, query, key, value)
@@ -146,6 +169,8 @@ class SparseProjectionAttention(nn.Module):
         )
 
     def _effective_projection(self) -> Tensor:
+        if isinstance(self.projection, LearnedProjection):
+            return self.projection()
         return on_support(self.projection) if isinstance(self.projection, nn.Parameter) else self.projection
 
     def _rotate(self, q_bhnp: Tensor, k_bgmp: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -158,11 +183,14 @@ class SparseProjectionAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """The facts of S and of the heads; the density is measured on S as it is now."""
-        density = "?" if self.projection.is_meta else f"{float((self.projection != 0).double().mean()):.3f}"
+        projection = self.projection
+        if isinstance(projection, LearnedProjection):
+            projection = projection.method.final_projection(projection.tensors())
+        density = "?" if projection.is_meta else f"{float((projection != 0).double().mean()):.3f}"
         return (
             f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
             f"d_k={self.head_dim}, d_k′={self.d_proj}, d_v={self.value_dim}, "
-            f"pattern={self.pattern}, density={density}, projections={self.projection.shape[0]}, "
+            f"pattern={self.pattern}, density={density}, projections={projection.shape[0]}, gate={self.gate is not None}, "
             f"scale={self.scale:.4g}, fold={self.fold}, rope={self.rope}, dropout={self.dropout}"
         )
 
@@ -175,9 +203,12 @@ def _head_dim(embed_dim: int, num_heads: int, head_dim: int | None) -> int:
     return embed_dim // num_heads if head_dim is None else head_dim
 
 
-def _fold(linear: nn.Linear, projection: Tensor) -> tuple[Tensor, Tensor | None]:
+def _fold(linear: nn.Linear, projection: Tensor, gate: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    weight = fold_projection(linear.weight, projection)
     bias = None if linear.bias is None else fold_projection(linear.bias, projection)
-    return fold_projection(linear.weight, projection), bias
+    if gate is None:
+        return weight, bias
+    return fold_gate(weight, gate), None if bias is None else fold_gate(bias, gate)
 
 
 def _stacked(x: Tensor, *layers: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:

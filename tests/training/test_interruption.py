@@ -15,6 +15,17 @@ from tests.synthetic import write_dataset
 
 STEPS = 30
 RANKS = 2
+LEARNED = ["attention.pattern=learned", "attention.per=head", "attention.mask.every=4", "attention.mask.lr_scale=100"]
+PROJECTIONS: dict[str, list[str]] = {
+    "trained": ["attention.trainable=true"],
+    "magnitude": [
+        "attention.pattern=learned", "attention.mask.method=magnitude", "attention.mask.every=4", "attention.sparsity=0.7",
+        'attention.mask.magnitude={"last_step": 26, "regrow": 0.4}',
+    ],
+    "gumbel": [*LEARNED, "attention.pattern=adaptive", "attention.mask.method=gumbel", "attention.mask.gumbel={}"],
+    "l0": [*LEARNED, "attention.mask.method=l0", "attention.mask.l0={}", "attention.mask.l0_warmup_steps=20"],
+}  # fmt: skip
+"""How S is trained: W alone, or with a mask whose schedule the interruptions fall into."""
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +34,12 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("data") / "synthetic")
 
 
-def launch(run_dir: Path, dataset: Path, tensor: int, stage: int, resume: bool) -> list[subprocess.Popen]:
+def launch(run_dir: Path, dataset: Path, tensor: int, stage: int, projection: str, resume: bool) -> list[subprocess.Popen]:
     """Start both ranks of a run as a launcher would."""
     overrides = [
         f"run.dir={run_dir}", f"run.steps={STEPS}", f"data.path={dataset}", f"parallel.tensor={tensor}",
         f"deepspeed.zero_optimization.stage={stage}", "model.num_layers=2", "model.hidden_size=64", "model.head_dim=16",
-        "model.value_dim=16", "attention.d_proj=8", "attention.trainable=true", "model.sequence_length=64", "model.dropout=0.1",
+        "model.value_dim=16", "attention.d_proj=8", *PROJECTIONS[projection], "model.sequence_length=64", "model.dropout=0.1",
         "model.attention_dropout=0.1", "batch.global_size=16", "batch.micro_size=4", "logging.every=1", "evaluation.every=10",
         "evaluation.sequences=16", "checkpoint.every=5", "logging.progress=false", "parallel.timeout_minutes=0.5",
     ]  # fmt: skip
@@ -76,28 +87,42 @@ def wait_for_step(run_dir: Path, step: int, processes: list[subprocess.Popen]) -
     raise AssertionError(f"step {step} was not reached")
 
 
-def losses(run_dir: Path) -> list[tuple[int, Any, Any, Any]]:
-    """Step, training loss, gradient norm and validation loss of every line of the log, in order."""
+def log_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Every line of the log without what the clock decides; without churn, which counts from the last look of the process."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], line.get("loss"), line.get("grad_norm"), line.get("validation_loss")) for line in lines]
+    kept = ("step", "tokens", "loss", "grad_norm", "validation_loss", "lr")
+    return [{k: v for k, v in line.items() if k in kept or (k.startswith("mask_") and k != "mask_churn")} for line in lines]
 
 
-@pytest.mark.parametrize(("tensor", "stage"), [(1, 1), (1, 3), (2, 1), (2, 3)])
-def test_interrupted_runs_go_on_as_if_nothing_happened(tmp_path: Path, dataset: Path, tensor: int, stage: int) -> None:
-    """SIGTERM to one rank, resume, SIGKILL of one rank, resume: the log equals the uninterrupted run's, dropout included."""
+def last_files(run_dir: Path) -> dict[str, Any]:
+    """Size and hash of each file of the last checkpoint: weights, masks, gates and moments to the bit."""
+    return json.loads((run_dir / "checkpoints" / f"step_{STEPS:08d}" / "manifest.json").read_text())["files"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "stage", "projection"),
+    [(1, 1, "magnitude"), (1, 3, "gumbel"), (2, 1, "trained"), (2, 1, "l0"), (2, 3, "magnitude")],
+)
+def test_interrupted_runs_go_on_as_if_nothing_happened(
+    tmp_path: Path, dataset: Path, tensor: int, stage: int, projection: str
+) -> None:
+    """SIGTERM to one rank, resume, SIGKILL of one rank, resume: the log and the last checkpoint equal the uninterrupted run's,
+    dropout included."""
     straight, broken = tmp_path / "straight", tmp_path / "broken"
-    assert finish(launch(straight, dataset, tensor, stage, resume=False)) == [0, 0]
+    layout = (tensor, stage, projection)
+    assert finish(launch(straight, dataset, *layout, resume=False)) == [0, 0]
 
-    processes = launch(broken, dataset, tensor, stage, resume=False)
+    processes = launch(broken, dataset, *layout, resume=False)
     wait_for_step(broken, 7, processes)
     processes[1].send_signal(signal.SIGTERM)
     assert finish(processes) == [75, 75]
 
-    processes = launch(broken, dataset, tensor, stage, resume=True)
+    processes = launch(broken, dataset, *layout, resume=True)
     wait_for_step(broken, 18, processes)
     processes[1].kill()
     assert 0 not in finish(processes)
 
-    assert finish(launch(broken, dataset, tensor, stage, resume=True)) == [0, 0]
-    assert [line[0] for line in losses(straight) if line[1] is not None] == list(range(1, STEPS + 1))
-    assert losses(broken) == losses(straight)
+    assert finish(launch(broken, dataset, *layout, resume=True)) == [0, 0]
+    assert [line["step"] for line in log_of(straight) if "loss" in line] == list(range(1, STEPS + 1))
+    assert log_of(broken) == log_of(straight)
+    assert last_files(broken) == last_files(straight)

@@ -21,6 +21,8 @@ METHODS = {
     "magnitude": "the largest weights stay, on a schedule; optionally others regrow by gradient",
     "none": "a dense S, learned",
 }
+LEARNED_PATTERNS = ("learned", "adaptive")
+"""Names of the pattern of an S whose mask is learned; adaptive has a gate for each head too."""
 _GATED = ("gumbel", "l0")
 
 
