@@ -108,6 +108,6 @@ def test_options_without_effect_are_warned_of(overrides: list[str], message: str
 
 def test_shipped_options_all_have_an_effect(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="spa_dist"):
-        for name in ("spa_tiny", "spa_small", "spa_base", "spa_large", "spa_headline"):
+        for name in ("spa_tiny", "spa_small", "spa_base", "spa_large", "spa_headline", "spa_learned", "spa_adaptive"):
             load_config(name)
     assert caplog.records == []

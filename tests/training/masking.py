@@ -1,5 +1,6 @@
 """Workers of the mask tests: the real trainer at a layout, and a bare loop on one process with its own arithmetic of masks."""
 
+import logging
 import math
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from spa_dist.config import Config, plan_batches
+from spa_dist.errors import TrainingError
 from spa_dist.model import build_model
 from spa_dist.parallel.groups import Grid
 from spa_dist.parallel.layout import model_tensors, parameter_layout
@@ -243,3 +245,28 @@ def against(result: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]
     loss = max(abs(a - b) for a, b in zip(result["losses"], reference["losses"]))
     norm = max(abs(a / b - 1) for a, b in zip(result["norms"], reference["norms"]))
     return worst | {"loss": loss, "norm": norm, "lines": result["lines"], "steps": len(result["losses"])}
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def guarded(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each case, what the guard said, how the run ended, and the lines of the log about masks."""
+    grid, results = start(1), []
+    for case in cases:
+        handler = _Lines()
+        logging.getLogger("spa_dist").addHandler(handler)
+        ended, lines = "finished", []
+        try:
+            lines = train_masks(config_with(case), grid)["lines"]
+        except TrainingError as error:
+            ended = str(error)
+        logging.getLogger("spa_dist").removeHandler(handler)
+        results.append({"said": handler.lines, "ended": ended, "lines": lines})
+    return results

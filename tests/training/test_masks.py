@@ -78,3 +78,60 @@ def test_the_log_has_a_line_for_each_update(results: list[dict[str, Any]]) -> No
         adaptive = result["case"]["attention.pattern"] == "adaptive"
         assert all(("mask_gates" in line) == adaptive for line in lines)
         assert all(0 <= value <= 4 + 1e-9 for line in lines for value in line["mask_effective_rank"])
+
+
+def without_lambda(case: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in case.items() if key != "attention.mask.l0_lambda"}
+
+
+@pytest.fixture(scope="module")
+def guarded() -> dict[str, dict[str, Any]]:
+    """Runs with the default λ and with one that is far too large, warned of, stopped and repaired."""
+    lam, action = "attention.mask.l0_lambda", "attention.mask.guard"
+    cases = {
+        "gumbel default": without_lambda(GUMBEL),
+        "l0 default": without_lambda(L0),
+        "gumbel large": {**GUMBEL, lam: 1.0},
+        "l0 large": {**L0, lam: 0.02},
+        "stop": {**GUMBEL, lam: 1.0, action: {"action": "stop"}},
+        "gumbel repair": {**GUMBEL, lam: 1.0, action: {"action": "repair"}},
+        "l0 repair": {**L0, lam: 0.02, "attention.per": "head", action: {"action": "repair"}},
+        "magnitude repair": {**MAGNITUDE, "attention.sparsity": 0.85, action: {"action": "repair"}},
+        "gates": {**GUMBEL, lam: 0.0, "optimizer.lr": 0.1, action: {"action": "repair", "max_gate": 1.5}},
+    }
+    return dict(zip(cases, run_in_processes("tests.training.masking:guarded", 1, list(cases.values()))))
+
+
+@pytest.mark.parametrize("method", ["gumbel", "l0"])
+def test_a_large_lambda_collapses_and_the_guard_says_what_to_change(guarded: dict[str, Any], method: str) -> None:
+    """The paper's collapse; with the default λ nothing is said."""
+    default, large = guarded[f"{method} default"], guarded[f"{method} large"]
+    assert [line for line in default["said"] if line.startswith("step")] == []
+    assert all(line["mask_faults"] == 0 for line in default["lines"]) and default["lines"][-1]["mask_rank"] == [4, 4]
+    assert large["lines"][-1]["mask_faults"] > 0 and min(large["lines"][-1]["mask_rank"]) < 4
+    found = [line for line in large["said"] if line.startswith("step")]
+    assert found and all("layers." in line and "attention.projection: " in line for line in found)
+    assert all("lower attention.mask.l0_lambda (now" in line and "\n" not in line for line in found)
+    assert any("columns of S are empty" in line or "rank" in line for line in found)
+
+
+def test_the_guard_stops_a_run(guarded: dict[str, Any]) -> None:
+    ended = guarded["stop"]["ended"]
+    assert ended.startswith("step ") and "layers.1.attention.projection: " in ended and "guard.action=stop" in ended
+
+
+@pytest.mark.parametrize("method", ["gumbel", "l0", "magnitude"])
+def test_the_guard_repairs(guarded: dict[str, Any], method: str) -> None:
+    """No collapse stays: full rank to the end, and pruning keeps its number of entries."""
+    result = guarded[f"{method} repair"]
+    assert result["ended"] == "finished" and any(line.endswith("; repaired") for line in result["said"])
+    assert result["lines"][-1]["mask_rank"] == [4, 4] and result["lines"][-1]["mask_empty_columns"] == [0, 0]
+    if method == "magnitude":
+        assert result["lines"][-1]["mask_density"] == [5 / 32, 5 / 32]
+
+
+def test_gates_that_run_away_are_pulled_back(guarded: dict[str, Any]) -> None:
+    said = [line for line in guarded["gates"]["said"] if ".attention.gate: the temperature" in line]
+    assert said and "optimizer.lr" in said[0] and said[0].endswith("; repaired")
+    values = [gate for line in guarded["gates"]["lines"] for gates in line["mask_gates"] for gate in gates]
+    assert 1.5 < max(values) < 2.0
