@@ -17,7 +17,7 @@ from spa_dist.model import build_model
 from spa_dist.parallel.groups import Grid
 from spa_dist.parallel.layout import model_tensors, parameter_layout
 from spa_dist.tasks import LanguageModelling
-from spa_dist.training.callbacks import Callback, MaskTraining, MetricsLog
+from spa_dist.training.callbacks import Callback, MaskTraining, MetricsLog, TensorBoard
 from spa_dist.training.callbacks.metrics import read_metrics
 from spa_dist.training.engine import Engine
 from spa_dist.training.fragments import owned_fragments
@@ -76,14 +76,15 @@ class Watch(Callback):
                 self.dirty_moments += sum(int((m[zero] != 0).sum()) for m in fragment.moments.values())
 
 
-def train_masks(config: Config, grid: Grid) -> dict[str, Any]:
-    """The run at this grid: losses, norms, the full tensors, the lines of the log about masks."""
+def train_masks(config: Config, grid: Grid, events: Path | None = None) -> dict[str, Any]:
+    """The run at this grid: losses, norms, the full tensors, the lines of the log about masks. events: TensorBoard's folder."""
     plan = plan_batches(config, dist.get_world_size())
     engine = Engine(config, plan, build_model(config, grid), grid)
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         log = MetricsLog(Path(folder) / "metrics.jsonl")
-        callbacks = [log, MaskTraining(config, log, None), watch]
+        tensorboard = TensorBoard(events, log) if events else None
+        callbacks = [log, *([tensorboard] if tensorboard else []), MaskTraining(config, log, tensorboard), watch]
         batches = stream(config, grid, plan.micro_size)
         task = LanguageModelling()
         Trainer(config, plan, grid, engine, task, batches, 100, TrainState(), callbacks, StopRequest()).run()
@@ -270,3 +271,15 @@ def guarded(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         logging.getLogger("spa_dist").removeHandler(handler)
         results.append({"said": handler.lines, "ended": ended, "lines": lines})
     return results
+
+
+def tensorboard_of(argument: dict[str, Any]) -> dict[str, Any]:
+    """Run a case with TensorBoard on: its scalar tags, and the steps and sizes of its images."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with tempfile.TemporaryDirectory() as folder:
+        train_masks(config_with(argument), start(1), Path(folder))
+        events = EventAccumulator(folder, size_guidance={"images": 0, "scalars": 0})
+        events.Reload()
+        images = {tag: [(e.step, e.height, e.width) for e in events.Images(tag)] for tag in events.Tags()["images"]}
+        return {"scalars": events.Tags()["scalars"], "images": images}

@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+import torch
 
+from spa_dist.training.masks.images import projection_image
 from tests.distributed import run_in_processes
 from tests.training.masking import GUMBEL, L0, MAGNITUDE, STEPS
 
@@ -135,3 +137,25 @@ def test_gates_that_run_away_are_pulled_back(guarded: dict[str, Any]) -> None:
     assert said and "optimizer.lr" in said[0] and said[0].endswith("; repaired")
     values = [gate for line in guarded["gates"]["lines"] for gates in line["mask_gates"] for gate in gates]
     assert 1.5 < max(values) < 2.0
+
+
+def test_tensorboard_shows_s_over_time_and_every_number() -> None:
+    """An image of each layer's S at each look, and scalars by layer, gates by head."""
+    found = run_in_processes("tests.training.masking:tensorboard_of", 1, {**GUMBEL, "attention.mask.every": 20})
+    names = [f"S/layers.{index}.attention.projection" for index in (0, 1)]
+    assert sorted(found["images"]) == names
+    assert [step for step, _, _ in found["images"][names[0]]] == [0, 20, 40, STEPS]
+    assert found["images"][names[0]][0][1:] == [8 * 6, 4 * 6]
+    wanted = {"mask/temperature", "mask/lambda", "mask/gates/1/7", "train/loss"}
+    wanted |= {f"mask/{name}/{layer}" for name in ("density", "churn", "rank", "effective_rank") for layer in (0, 1)}
+    assert wanted <= set(found["scalars"])
+
+
+def test_the_picture_of_s() -> None:
+    """White zero, red positive, blue negative; full colour at the largest value; heads side by side."""
+    s = torch.tensor([[[1.0, 0.0], [-0.5, 0.25]], [[0.0, 0.0], [0.0, -1.0]]])
+    picture = projection_image(s, scale=1)
+    assert picture.shape == (2, 5, 3) and picture.dtype == torch.uint8
+    assert picture[0, 0].tolist() == [255, 0, 0] and picture[0, 1].tolist() == [255, 255, 255]
+    assert picture[1, 0].tolist() == [128, 128, 255] and picture[1, 1].tolist() == [255, 191, 191]
+    assert picture[1, 4].tolist() == [0, 0, 255] and picture[:, 2].unique().tolist() == [255]
