@@ -235,6 +235,8 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     deepspeed: dict[str, Any] = Field(default={})
     """Handed to DeepSpeed as it is, after its keys are checked; keys that this config owns are refused."""
+    provenance: dict[str, Any] = {}
+    """Where this config comes from, as a sweep writes it; no key of it changes what is run."""
 
     @property
     def zero_stage(self) -> int:

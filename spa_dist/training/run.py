@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from spa_dist.model import build_model
 from spa_dist.model.build import check_start
 from spa_dist.parallel.groups import Grid, Launch, start_process_groups, stop_process_groups
 from spa_dist.tasks import LanguageModelling
-from spa_dist.training.callbacks import Checkpointing, Evaluation, MaskTraining, MetricsLog, Progress, TensorBoard
+from spa_dist.training.callbacks import Callback, Checkpointing, Evaluation, MaskTraining, MetricsLog, Progress, TensorBoard
 from spa_dist.training.checkpoint.find import newest_good_checkpoint
 from spa_dist.training.checkpoint.read import Checkpoint
 from spa_dist.training.checkpoint.restore import check_same_model, load_optimizer, load_weights, restored_state
@@ -76,8 +77,11 @@ def dry_run(config: Config, launch: Launch) -> str:
     return describe(config, plan, str(device.type), data, batch)
 
 
-def train(config: Config, launch: Launch, *, resume: bool) -> int:
-    """Train, evaluate, checkpoint; returns the command's exit code. Run by every process of the launch."""
+def train(config: Config, launch: Launch, *, resume: bool, callbacks: Sequence[Callback] = ()) -> int:
+    """Train, evaluate, checkpoint; returns the command's exit code. Run by every process of the launch.
+
+    `callbacks` run after the run's own, so that they see each step evaluated and checkpointed.
+    """
     config, plan, dataset = prepare_run(config, launch)
     run_dir = Path(config.run_dir)
     if not resume:
@@ -90,7 +94,7 @@ def train(config: Config, launch: Launch, *, resume: bool) -> int:
     if grid.is_first:
         _write_run_files(run_dir, config, dataset)
     engine, state = _build(config, plan, grid, checkpoint)
-    reason = _train(config, plan, grid, dataset, engine, state, stop_request)
+    reason = _train(config, plan, grid, dataset, engine, state, stop_request, callbacks)
     if grid.is_first:
         logger.info("%s at step %d; files in %s", reason, state.step, run_dir)
     stop_process_groups()
@@ -118,7 +122,14 @@ def _build(config: Config, plan: BatchPlan, grid: Grid, checkpoint: Checkpoint |
 
 
 def _train(
-    config: Config, plan: BatchPlan, grid: Grid, dataset: Dataset, engine: Engine, state: TrainState, stop: StopRequest
+    config: Config,
+    plan: BatchPlan,
+    grid: Grid,
+    dataset: Dataset,
+    engine: Engine,
+    state: TrainState,
+    stop: StopRequest,
+    further: Sequence[Callback],
 ) -> str:
     run_dir = Path(config.run_dir)
     place: dict[str, Any] = {
@@ -137,6 +148,7 @@ def _train(
         *([MaskTraining(config, log, tensorboard)] if MaskTraining.wanted(config) else []),
         Evaluation(held_out, log),
         Checkpointing(run_dir, _tokenizer_facts(dataset), resumed_at=state.step),
+        *further,
     ]
     batches = stream.micro_batches(state.cursor, global_size=plan.global_size, micro_size=plan.micro_size)
     try:

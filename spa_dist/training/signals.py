@@ -1,6 +1,7 @@
 """SIGTERM and SIGINT ask the run to stop after the step that it is in; a second one stops it at once."""
 
 import signal
+import threading
 from types import FrameType
 
 
@@ -15,7 +16,10 @@ class StopRequest:
         return self._signal is not None
 
     def listen(self) -> None:
-        """Handle SIGTERM and SIGINT from here on."""
+        """Handle SIGTERM and SIGINT from here on. Off the main thread, where Python takes no handlers, the signals stay with
+        whoever owns the process: a run inside another program's worker is ended by that program."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, self._handle)
 
