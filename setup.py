@@ -1,4 +1,4 @@
-"""Packaging. `pip install .` brings the attention library, `.[train]` the training stack, `.[hf]` transformers, `.[dev]` the tests."""
+"""Packaging: the attention library alone, and extras: `train` to train, `hf` transformers, `sweep` Ray on top, `dev` for the tests."""
 
 from pathlib import Path
 
@@ -17,6 +17,7 @@ TRAIN = [
     "webdataset>=1.0",
 ]
 HF = ["transformers>=5.24,<6", "safetensors>=0.4"]
+SWEEP = ["optuna>=4", "psutil>=5", "ray[train,tune]>=2.51", "rich>=13"]
 DEV = ["hypothesis>=6", "mypy>=1.10", "pytest>=8", "ruff>=0.6", "psutil>=5"]
 
 setup(
@@ -28,5 +29,5 @@ setup(
     packages=find_packages(include=["spa_dist", "spa_dist.*", "data_pipeline", "data_pipeline.*"]),
     python_requires=">=3.10",
     install_requires=["torch>=2.5", "numpy>=1.26", "pydantic>=2.6"],
-    extras_require={"train": TRAIN, "hf": HF, "dev": TRAIN + HF + DEV},
+    extras_require={"train": TRAIN, "hf": HF, "sweep": TRAIN + SWEEP, "dev": TRAIN + HF + SWEEP + DEV},
 )
