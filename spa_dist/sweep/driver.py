@@ -17,6 +17,7 @@ from spa_dist.errors import ConfigError, DataError
 from spa_dist.sweep.control import Control, jobs_for
 from spa_dist.sweep.ledger import Ledger, read_events
 from spa_dist.sweep.live import Display
+from spa_dist.sweep.mailbox import start_mailbox
 from spa_dist.sweep.plots import write_plots
 from spa_dist.sweep.points import Points
 from spa_dist.sweep.resources import Node, trials_at_a_time
@@ -25,7 +26,7 @@ from spa_dist.sweep.schema import GridSearch, SweepConfig
 from spa_dist.sweep.space import combinations
 from spa_dist.sweep.state import State
 from spa_dist.sweep.trial import run_trial
-from spa_dist.sweep.tuning import JobSearcher, ReportListener, SpecBuilder, TrialWatcher, start_mailbox
+from spa_dist.sweep.tuning import JobSearcher, ReportListener, SpecBuilder, TrialWatcher
 
 EVENTS = "events.jsonl"
 MAY_CHANGE = {"budget", "cluster"}
@@ -157,15 +158,13 @@ def _ray(sweep: SweepConfig) -> Iterator[None]:
         "logging_level": logging.ERROR,
         "configure_logging": False,
     }
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it misses result files that events.jsonl stands for
     cluster = sweep.cluster
     if cluster.address is not None:
         ray.init(address=cluster.address, **settings)
     else:
         node = declared_nodes(sweep)[0]
         own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-        own["_system_config"] = {
-            "maximum_startup_concurrency": 16
-        }  # or Ray warns of each handful of actors on a small machine
         ray.init(address="local", num_cpus=int(node.cpus), num_gpus=int(node.gpus), **own, **settings)
     try:
         yield

@@ -10,13 +10,14 @@ import shutil
 import threading
 from typing import Any
 
+import ray
 import ray.train
 import ray.tune
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.util.queue import Empty, Queue
 
 from spa_dist.export.manifest import MANIFEST
 from spa_dist.sweep.job import FAILURE, TrialSpec
+from spa_dist.sweep.mailbox import find_mailbox
 
 POLL_SECONDS = 0.2
 
@@ -29,14 +30,14 @@ def train_worker(config: dict[str, str]) -> None:
 
 
 class ForwardReports(ray.train.UserCallback):
-    """Hands each report of the first rank to the trial; Ray Train itself keeps only those that come with a checkpoint of its own."""
+    """Posts each report of the first rank; Ray Train itself keeps only those that come with a checkpoint of its own."""
 
-    def __init__(self, reports: Queue):
-        self._reports = reports
+    def __init__(self, spec: TrialSpec):
+        self._spec = spec
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
         """Called in the controller once every rank has reported."""
-        self._reports.put(metrics[0])
+        ray.get(find_mailbox(self._spec.mailbox).post.remote(self._spec.trial, metrics[0]))
 
 
 def run_trial(config: dict[str, str]) -> dict[str, Any]:
@@ -67,30 +68,28 @@ def _run_with_retries(spec: TrialSpec) -> dict[str, str]:
 
 def _attempt(spec: TrialSpec, attempt: int) -> Exception | None:
     """Train until the workers end; their reports go to Tune as they come. Returns what broke."""
-    reports = Queue(actor_options={"num_cpus": 0})  # within the trial's placement group, and so on the head node
+    mailbox = find_mailbox(spec.mailbox)
     outcome: queue.Queue[Exception | None] = queue.Queue()
 
     def fit() -> None:
         try:
-            trainer_for(spec, attempt, reports).fit()
+            trainer_for(spec, attempt).fit()
             outcome.put(None)
         except Exception as error:
             outcome.put(error)
 
     thread = threading.Thread(target=fit, daemon=True)
     thread.start()
-    try:
-        while thread.is_alive() or not reports.empty():
-            try:
-                ray.tune.report(reports.get(timeout=POLL_SECONDS))
-            except Empty:
-                continue
-    finally:
-        reports.shutdown(force=True)
+    alive = True
+    while alive:
+        thread.join(POLL_SECONDS)
+        alive = thread.is_alive()  # before the last look, so that nothing is posted after it
+        for report in ray.get(mailbox.collect.remote(spec.trial)):
+            ray.tune.report(report)
     return outcome.get()
 
 
-def trainer_for(spec: TrialSpec, attempt: int, reports: Queue) -> TorchTrainer:
+def trainer_for(spec: TrialSpec, attempt: int) -> TorchTrainer:
     """The Ray Train job of a trial."""
     return TorchTrainer(
         train_worker,
@@ -100,7 +99,7 @@ def trainer_for(spec: TrialSpec, attempt: int, reports: Queue) -> TorchTrainer:
         run_config=ray.train.RunConfig(
             name=f"attempt-{attempt}",
             storage_path=str(spec.folder / "ray"),
-            callbacks=[ForwardReports(reports)],  # type: ignore[list-item]
+            callbacks=[ForwardReports(spec)],  # type: ignore[list-item]
             failure_config=ray.train.FailureConfig(max_failures=0),
         ),
     )

@@ -1,12 +1,7 @@
-"""Ray Tune's side of a sweep: Tune asks for trials, and hands over what they report; `Control` decides.
+"""Ray Tune's side of a sweep: Tune asks for trials, and hands over what they report; `Control` decides."""
 
-Answers reach a trial through the mailbox at its next report, so that it ends in order instead of being torn down.
-"""
-
-import asyncio
 from typing import Any
 
-import ray
 import ray.tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -16,32 +11,6 @@ from spa_dist.sweep.control import Control
 from spa_dist.sweep.job import TrialSpec
 from spa_dist.sweep.jobs import Job, Wait
 from spa_dist.sweep.live import Display
-
-
-class _Mailbox:
-    """Answers to reports: None to go on, or why to stop."""
-
-    def __init__(self) -> None:
-        self._answers: dict[tuple[str, int], str | None] = {}
-        self._news = asyncio.Event()
-
-    async def put(self, trial: str, tokens: int, answer: str | None) -> None:
-        """Answer the report of a trial at these tokens."""
-        self._answers[trial, tokens] = answer
-        self._news.set()
-        self._news = asyncio.Event()
-
-    async def answer(self, trial: str, tokens: int) -> str | None:
-        """Wait for the answer."""
-        while (trial, tokens) not in self._answers:
-            await self._news.wait()
-        return self._answers[trial, tokens]
-
-
-def start_mailbox(name: str) -> Any:
-    """An actor on the head node that workers find by name."""
-    options = {"name": name, "num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
-    return ray.remote(_Mailbox).options(**options).remote()
 
 
 class _DriverOnly:
@@ -94,7 +63,7 @@ class ReportListener(_DriverOnly, FIFOScheduler):
         elif "tokens" in result:
             metrics = {key: result[key] for key in REPORTED if key in result}
             answer = self._control.reported(name, metrics)
-            self._mailbox.put.remote(name, result["tokens"], answer)
+            self._mailbox.put_answer.remote(name, result["tokens"], answer)
         return TrialScheduler.CONTINUE
 
 

@@ -25,6 +25,7 @@ from spa_dist.model.cache import cache_bytes_per_token
 from spa_dist.model.flops import training_flops_per_token
 from spa_dist.parallel.groups import Launch
 from spa_dist.sweep.job import FAILURE, TrialSpec
+from spa_dist.sweep.mailbox import find_mailbox
 from spa_dist.training.callbacks import Callback
 from spa_dist.training.callbacks.metrics import read_metrics
 from spa_dist.training.plan import parameter_counts
@@ -72,7 +73,7 @@ class TokenReports(Callback):
         ray.train.report(metrics)
         answer: list[Any] = [None]
         if trainer.grid.is_first:
-            mailbox = ray.get_actor(self._spec.mailbox)
+            mailbox = find_mailbox(self._spec.mailbox)
             answer[0] = ray.get(mailbox.answer.remote(self._spec.trial, tokens), timeout=VERDICT_SECONDS)
         dist.broadcast_object_list(answer, src=0)
         if answer[0] is not None:
