@@ -46,9 +46,11 @@ class OptunaPoints:
         states = optuna.trial.TrialState
         if point.infeasible is not None or any(trial.status == "crashed" for trial in trials):
             return optuna.trial.create_trial(state=states.FAIL, **known)
-        metrics = point_metrics(state, point, self._sweep) or {}
-        values = [value for value in (metrics.get(name) for name in self._sweep.objectives) if value is not None]
-        if len(values) == len(self._sweep.objectives):
+        metrics = point_metrics(state, point, self._sweep)
+        if metrics is not None:
+            values = [value for value in (metrics[name] for name in self._sweep.objectives) if value is not None]
+            if len(values) < len(self._sweep.objectives):  # a loss that was not finite
+                return optuna.trial.create_trial(state=states.FAIL, **known)
             return optuna.trial.create_trial(values=values, **known)
         if any(trial.status == "stopped" for trial in trials):
             best = min(trials, key=lambda trial: -trial.tokens)

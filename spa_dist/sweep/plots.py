@@ -37,6 +37,10 @@ def _pareto(finished: Sequence[Row], path: Path) -> None:
     for axes, (cost, label) in zip(panels, COSTS.items()):
         places = [place for place, entry in enumerate(metrics) if entry[cost] is not None]
         shown: list[tuple[float, float]] = [(metrics[p][cost], metrics[p]["validation_loss"]) for p in places]  # type: ignore[misc]
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+        if not shown:
+            continue
         errors = [finished[place].loss_deviation or 0.0 for place in places]
         axes.errorbar(*zip(*shown), yerr=errors, fmt="o", markersize=5, linewidth=1, alpha=0.7)
         for place, (x, y) in zip(places, shown):
@@ -46,10 +50,8 @@ def _pareto(finished: Sequence[Row], path: Path) -> None:
             (metrics[p][cost], metrics[p]["validation_loss"]) for p in pareto_front(metrics, ["validation_loss", cost])
         )
         axes.plot(*zip(*front), "-", color="tab:red", linewidth=1, label="Pareto front")
-        axes.set_xlabel(label)
-        axes.grid(alpha=0.3)
+        axes.legend()
     panels[0].set_ylabel("validation loss (nats per token)")
-    panels[0].legend()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
