@@ -1,7 +1,7 @@
 """Train many points of a search space on Ray: `python launch/sweep.py --config sweep_dprime.json [--resume] [--address A]`.
 
-Exit codes: 0 every trial ended; 2 the user's mistake, one line on stderr; 75 a budget ran out before every trial had ended: give more
-of it and run again with `--resume`.
+Exit codes: 0 every trial ended; 2 the user's mistake, one line on stderr; 75 a budget ran out, or the sweep was interrupted, before every
+trial had ended: run again with `--resume`, and more of the budget.
 """
 
 import argparse

@@ -105,10 +105,10 @@ def unknown_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str = "")
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
     """The section that a field holds, an optional one included; None for a value."""
-    for kind in (field.annotation, *get_args(field.annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
+    parts = get_args(field.annotation)
+    kinds = [part for part in parts if part is not type(None)] if type(None) in parts else [field.annotation]
+    kind = kinds[0] if len(kinds) == 1 else None
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def dotted_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

@@ -235,7 +235,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     deepspeed: dict[str, Any] = Field(default={})
     """Handed to DeepSpeed as it is, after its keys are checked; keys that this config owns are refused."""
-    provenance: dict[str, Any] = {}
+    provenance: dict[str, Any] = Field(default={})
     """Where this config comes from, as a sweep writes it; no key of it changes what is run."""
 
     @property

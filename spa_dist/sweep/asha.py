@@ -1,8 +1,8 @@
 """Asynchronous successive halving over tokens (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020).
 
 A pure function of the reports, so that nothing is to be saved: at a rung, a trial is measured against those whose report at exactly
-these tokens came before its own. What counts is the mean over a point's seeds, and a point falls with all of its seeds. A point whose
-sparsity warm-up is not over at a rung has not shown what it is: it passes, and is not counted there.
+these tokens came before its own. What counts is the mean over those of a point's seeds that have got there, and a point falls with all
+of its seeds. A point whose sparsity warm-up is not over at a rung has not shown what it is: it passes, and is not counted there.
 """
 
 import math

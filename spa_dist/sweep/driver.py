@@ -117,13 +117,13 @@ def run_sweep(sweep: SweepConfig, *, resume: bool) -> tuple[int, list[Row]]:
             _tune(control, folder)
         table = write_results(state, sweep, folder)
         write_plots(table, state, sweep, folder)
-        return (EXIT_INTERRUPTED if control.budget_spent() and _unfinished(state) else EXIT_OK), table
+        return (EXIT_INTERRUPTED if _unfinished(state) else EXIT_OK), table
     finally:
         ledger.close()
 
 
 def _unfinished(state: State) -> bool:
-    return any(trial.status in ("unfinished", "waiting") for trial in state.trials.values())
+    return any(trial.status in ("unfinished", "waiting", "running") for trial in state.trials.values())
 
 
 def _check_folder(sweep: SweepConfig, folder: Path, resume: bool) -> None:
@@ -161,7 +161,11 @@ def _ray(sweep: SweepConfig) -> Iterator[None]:
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it misses result files that events.jsonl stands for
     cluster = sweep.cluster
     if cluster.address is not None:
-        ray.init(address=cluster.address, **settings)
+        try:
+            ray.init(address=cluster.address, **settings)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(f"cluster.address={cluster.address}: no Ray cluster can be joined there ({reason})") from None
     else:
         node = declared_nodes(sweep)[0]
         own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}

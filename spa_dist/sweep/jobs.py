@@ -6,7 +6,7 @@ from typing import Protocol
 from spa_dist.sweep.ledger import Event
 from spa_dist.sweep.schema import GridSearch, RandomSearch, SweepConfig
 from spa_dist.sweep.space import Values, combinations, draw
-from spa_dist.sweep.state import State, Trial
+from spa_dist.sweep.state import State
 
 TO_RUN = ("waiting", "unfinished")
 
@@ -57,10 +57,12 @@ class SearchJobs:
     def next(self, state: State, running: set[str]) -> Next:
         """The first trial that has not ended, or a new point."""
         for trial in state.trials.values():
-            if trial.name not in running and trial.status in TO_RUN and not _fallen(state, trial):
+            if trial.name not in running and trial.status in TO_RUN:
+                if _fallen(state, trial.point):
+                    return {"event": "end", "trial": trial.name, "status": "stopped", "reason": "its point was stopped"}
                 return Job(trial.name, self._sweep.trial.tokens)
         for point in state.points:
-            if point.infeasible is None:
+            if point.infeasible is None and not _fallen(state, point.index):
                 for seed in self._seeds:
                     if trial_name(point.index, seed) not in state.trials:
                         return self._new_trial(state, point.index, seed, running)
@@ -76,9 +78,9 @@ class SearchJobs:
         return {"event": "trial", "trial": trial_name(point, seed), "point": point, "seed": seed}
 
 
-def _fallen(state: State, trial: Trial) -> bool:
-    """Whether the scheduler stopped another seed of the trial's point no later than this one got: it will not be ranked."""
-    return any(other.status == "stopped" and other.tokens <= trial.tokens for other in state.of_point(trial.point))
+def _fallen(state: State, point: int) -> bool:
+    """Whether the scheduler stopped a seed of the point: the others will not be ranked, and need not train."""
+    return any(trial.status == "stopped" for trial in state.of_point(point))
 
 
 class PointSource(Protocol):

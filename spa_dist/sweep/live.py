@@ -1,5 +1,6 @@
 """The table of points: live on a terminal, a line per change elsewhere."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -40,6 +41,8 @@ def table_of(table: Sequence[Row], sweep: SweepConfig, title: str = "", limit: i
 
 
 def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return json.dumps(value, separators=(",", ":"))[:40]
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -81,9 +81,10 @@ class Points:
         try:
             Config.model_validate(tree)
         except ValidationError as error:
-            first = error.errors()[0]
-            message = first["msg"][0].lower() + first["msg"][1:]
-            raise ConfigError(f"space.{key}: {value!r} is no value of {key}: {message}") from None
+            for mistake in error.errors():
+                if [str(part) for part in mistake["loc"]][: key.count(".") + 1] == key.split("."):
+                    message = mistake["msg"][0].lower() + mistake["msg"][1:]
+                    raise ConfigError(f"space.{key}: {value!r} is no value of {key}: {message}") from None
 
     def config(self, values: Values, seed: int, name: str) -> Config:
         """The resolved config of one trial.
@@ -92,8 +93,8 @@ class Points:
             ConfigError: the point is infeasible; the line says why.
         """
         tree = copy.deepcopy(self._base)
-        for key, value in values.items():
-            put(tree, key, value)
+        for key in sorted(values, key=lambda key: key.count(".")):  # a section before what is in it
+            put(tree, key, values[key])
         put(tree, "run.seed", seed)
         put(tree, "run.name", name)
         put(tree, "run.dir", str(self.trial_dir(name)))
@@ -130,5 +131,10 @@ def put(tree: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def sparsity_warmup_tokens(config: Config) -> int:
-    """Tokens until the sparsity schedule of a learned mask has reached its end; 0 where S is what it will stay."""
-    return 0
+    """Tokens until S is as sparse as its schedule makes it: the last pruning of a magnitude mask, the end of λ's rise for gates; 0 where
+    S is not learned."""
+    mask = config.attention.mask
+    if mask is None or not config.attention.learns_mask:
+        return 0
+    steps = (mask.magnitude.last_step or 0) if mask.method == "magnitude" and mask.magnitude else mask.l0_warmup_steps
+    return steps * config.batch.global_size * config.model.sequence_length

@@ -25,12 +25,13 @@ class Row:
     status: str
     """Of the point: `finished` when all of its seeds are."""
     tokens: int
-    """Least tokens of its trials."""
+    """The last report that all of its trials made that made any."""
     metrics: dict[str, float | None]
     """Means over the seeds at `tokens`."""
     loss_deviation: float | None
     """Sample standard deviation of the validation loss over the seeds; None with fewer than two."""
     seeds: int
+    """Seeds that reported."""
     reason: str
     front: bool = False
     """No finished point is better in one objective and no worse in the others."""
@@ -74,9 +75,10 @@ def _rank(row: Row, objective: str) -> tuple[float, float]:
 def _row(state: State, point: Point, sweep: SweepConfig) -> Row:
     trials = state.of_point(point.index)
     status = _status(point, trials, max(1, len(sweep.seeds)))
-    common = set.intersection(*(set(trial.reports) for trial in trials)) if trials else set()
+    heard = [trial for trial in trials if trial.reports]
+    common = set.intersection(*(set(trial.reports) for trial in heard)) if heard else set()
     tokens = max(common, default=0)
-    losses = [trial.loss_at(tokens) for trial in trials] if common else []
+    losses = [trial.loss_at(tokens) for trial in heard] if common else []
     finite = [loss for loss in losses if math.isfinite(loss)]
     reason = point.infeasible or "; ".join(dict.fromkeys(trial.reason for trial in trials if trial.reason))
     return Row(
@@ -84,9 +86,9 @@ def _row(state: State, point: Point, sweep: SweepConfig) -> Row:
         values=point.values,
         status=status,
         tokens=tokens,
-        metrics=_means(trials, tokens) if common else dict.fromkeys(METRICS),
+        metrics=_means(heard, tokens) if common else dict.fromkeys(METRICS),
         loss_deviation=statistics.stdev(finite) if len(finite) == len(losses) > 1 else None,
-        seeds=len(trials),
+        seeds=len(heard),
         reason=reason,
     )
 

@@ -97,7 +97,7 @@ def trainer_for(spec: TrialSpec, attempt: int) -> TorchTrainer:
         torch_config=TorchConfig(timeout_s=int(spec.timeout_seconds)),
         scaling_config=ray.train.ScalingConfig(**spec.scaling),
         run_config=ray.train.RunConfig(
-            name=f"attempt-{attempt}",
+            name=f"{spec.mailbox}-{attempt}",
             storage_path=str(spec.folder / "ray"),
             callbacks=[ForwardReports(spec)],  # type: ignore[list-item]
             failure_config=ray.train.FailureConfig(max_failures=0),

@@ -13,8 +13,8 @@ from spa_dist.config import Config, apply_override, config_from_dict
 from spa_dist.config.load import dotted_keys, section_of
 from spa_dist.errors import ConfigError
 
-KEYS = [key for key in dotted_keys() if key != "deepspeed"]
-SECTIONS = [name for name, field in Config.model_fields.items() if name != "deepspeed"]
+KEYS = [key for key in dotted_keys() if key not in ("deepspeed", "provenance")]
+SECTIONS = [name for name in Config.model_fields if name not in ("deepspeed", "provenance")]
 WORDS = {"run.name", "run.dir", "data.path", "evaluation.split"}
 
 
