@@ -1,7 +1,10 @@
 """From a point of the space to the run config of a trial."""
 
+import contextlib
 import copy
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +103,8 @@ class Points:
         put(tree, "run.dir", str(self.trial_dir(name)))
         put(tree, "evaluation.patience", None)
         put(tree, "logging.progress", False)
-        config = with_vocabulary(config_from_dict(tree), self._vocabulary)
+        with _said_by_the_trial():
+            config = with_vocabulary(config_from_dict(tree), self._vocabulary)
         plan = plan_batches(config, self.sweep.trial.workers)
         every = self.sweep.trial.report_tokens
         if every % plan.tokens_per_step:
@@ -110,7 +114,8 @@ class Points:
             )
         put(tree, "evaluation.every", every // plan.tokens_per_step)
         put(tree, "data.path", str(Path(config.data.path).absolute()))
-        return with_vocabulary(config_from_dict(tree), self._vocabulary)
+        with _said_by_the_trial():
+            return with_vocabulary(config_from_dict(tree), self._vocabulary)
 
     def examine(self, values: Values) -> dict[str, Any]:
         """Why a point cannot be trained (`infeasible`, None where it can), and the length of its sparsity warm-up."""
@@ -123,6 +128,17 @@ class Points:
     def trial_dir(self, name: str) -> Path:
         """Folder of a trial's run."""
         return Path(self.sweep.sweep_dir).absolute() / "trials" / name
+
+
+@contextlib.contextmanager
+def _said_by_the_trial() -> Iterator[None]:
+    """Without the warnings of options that have no effect at a point: a space has many, and each trial's own log says them."""
+    rules = logging.getLogger("spa_dist.config.rules")
+    rules.disabled = True
+    try:
+        yield
+    finally:
+        rules.disabled = False
 
 
 def put(tree: dict[str, Any], dotted: str, value: Any) -> None:
