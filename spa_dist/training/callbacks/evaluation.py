@@ -23,9 +23,12 @@ class Evaluation(Callback):
         self._evaluated_at = -1
 
     def on_start(self, trainer: "Trainer") -> None:
-        """Evaluate the untrained model, once in a run."""
-        if trainer.state.step == 0:
+        """Evaluate the untrained model, once in a run. A checkpoint of a step at which an evaluation was due holds its result."""
+        step, every = trainer.state.step, trainer.config.evaluation.every
+        if step == 0:
             trainer.state.initial_loss = self._evaluate(trainer)
+        elif every and step % every == 0:
+            self._evaluated_at = step
 
     def on_step(self, trainer: "Trainer", report: "StepReport") -> None:
         """Evaluate when it is due; stop the run when `evaluation.patience` is spent."""
