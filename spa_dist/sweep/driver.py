@@ -100,7 +100,7 @@ def run_sweep(sweep: SweepConfig, *, resume: bool) -> tuple[int, list[Row]]:
     """
     points, slots = plan_sweep(sweep)
     folder = Path(sweep.sweep_dir).absolute()
-    _check_folder(sweep, folder, resume)
+    check_folder(sweep, folder, resume)
     ledger = Ledger(folder / EVENTS)
     try:
         write_whole(folder / "sweep.json", json.dumps(sweep.model_dump(mode="json"), indent=2) + "\n")
@@ -126,7 +126,8 @@ def _unfinished(state: State) -> bool:
     return any(trial.status in ("unfinished", "waiting", "running") for trial in state.trials.values())
 
 
-def _check_folder(sweep: SweepConfig, folder: Path, resume: bool) -> None:
+def check_folder(sweep: SweepConfig, folder: Path, resume: bool) -> None:
+    """Raise `ConfigError` when the folder holds a sweep and is not to be resumed, or holds none or another one and is."""
     begun = (folder / EVENTS).exists()
     if begun and not resume:
         raise ConfigError(f"{folder} already holds a sweep: go on with it by --resume, or set another dir or name")

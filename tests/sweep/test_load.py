@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from spa_dist.config import config_from_dict
-from spa_dist.config.load import CONFIG_FOLDER
+from spa_dist.config.load import CONFIG_FOLDER, dotted_keys
 from spa_dist.config.midrun import MID_RUN_KEYS
-from spa_dist.config.schema import Config
-from spa_dist.sweep.driver import plan_sweep
+from spa_dist.sweep.driver import check_folder, plan_sweep
 from spa_dist.sweep.load import load_sweep
 from spa_dist.sweep.points import Points
 from tests.distributed import ROOT
-from tests.sweep.support import error_of, sweep_tree
+from tests.sweep.support import STEP_TOKENS, error_of, sweep_tree
 from tests.synthetic import write_dataset
 
 PBT = {"name": "pbt", "interval_tokens": 1024}
@@ -121,11 +120,64 @@ def test_a_trials_config(tmp_path: Path, data: Path) -> None:
     assert config_from_dict(config.model_dump(mode="json")) == config
 
 
+def test_sparsity_warm_ups(tmp_path: Path, data: Path) -> None:
+    """In tokens: the last pruning of a magnitude mask, three quarters of a run by default; λ's rise for gates; none for a fixed S."""
+    path = tmp_path / "sweep.json"
+    path.write_text(json.dumps(sweep_tree(tmp_path, data, trial={"tokens": 4096, "report_tokens": 1024})))
+    points = Points(load_sweep(path))
+
+    def warmup(pattern: str, mask: dict[str, Any] | None) -> int:
+        values: dict[str, Any] = {"attention.pattern": pattern} | ({"attention.mask": mask} if mask else {})
+        found = points.examine(values)
+        assert found["infeasible"] is None
+        return found["warmup_tokens"]
+
+    assert warmup("random", None) == 0
+    assert warmup("learned", {"method": "magnitude", "magnitude": {}}) == 3072
+    assert warmup("adaptive", {"method": "magnitude", "magnitude": {"last_step": 5}}) == 5 * STEP_TOKENS
+    assert warmup("learned", {"method": "gumbel", "gumbel": {}, "l0_warmup_steps": 7}) == 7 * STEP_TOKENS
+    assert warmup("learned", {"method": "none"}) == 0
+
+
+def test_a_section_comes_before_what_is_in_it(tmp_path: Path, data: Path) -> None:
+    """λ of a drawn mask, though the space names λ first."""
+    path = tmp_path / "sweep.json"
+    path.write_text(json.dumps(sweep_tree(tmp_path, data)))
+    mask = {"method": "gumbel", "gumbel": {}}
+    values = {"attention.mask.l0_lambda": 0.5, "attention.mask": mask, "attention.pattern": "learned"}
+    config = Points(load_sweep(path)).config(values, 1, "x")
+    assert config.attention.mask is not None and config.attention.mask.l0_lambda == 0.5
+
+
 def test_mid_run_keys_are_keys() -> None:
     """Each of them is in the run config."""
-    for key in MID_RUN_KEYS:
-        section, _, name = key.partition(".")
-        assert name.partition(".")[0] in Config.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
+    assert set(MID_RUN_KEYS) <= set(dotted_keys())
+
+
+def test_only_the_sweep_itself_is_resumed(tmp_path: Path, data: Path) -> None:
+    """Not one with another space, not an empty folder; and what is there is not begun anew."""
+    path = tmp_path / "sweep.json"
+    path.write_text(json.dumps(sweep_tree(tmp_path, data)))
+    sweep, folder = load_sweep(path), tmp_path / "sweep"
+    assert "holds no sweep to resume" in error_of(lambda: check_folder(sweep, folder, resume=True))
+    folder.mkdir()
+    (folder / "events.jsonl").write_text("")
+    (folder / "sweep.json").write_text(json.dumps(sweep.model_dump(mode="json")))
+    assert "already holds a sweep" in error_of(lambda: check_folder(sweep, folder, resume=False))
+    check_folder(sweep, folder, resume=True)
+    check_folder(load_sweep(path, ["budget.trials=1", "cluster.max_concurrent=1"]), folder, resume=True)
+    changed = load_sweep(path, ['space.optimizer.lr={"grid": [0.1]}'])
+    assert "space is not what the sweep" in error_of(lambda: check_folder(changed, folder, resume=True))
+
+
+def test_the_command_says_one_line(tmp_path: Path, data: Path) -> None:
+    """Exit code 2, that line, and no Ray."""
+    path = tmp_path / "sweep.json"
+    path.write_text(json.dumps(sweep_tree(tmp_path, data, seads=[1])))
+    command = [sys.executable, "launch/sweep.py", "--config", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "sweep.py: error: unknown key seads; did you mean seeds?\n"
 
 
 @pytest.mark.parametrize("name", ["sweep_dprime", "sweep_sparsity", "sweep_smoke"])
