@@ -95,8 +95,9 @@ class AttentionConfig(Section):
     """Multiply S into W_Q and W_K once per step instead of into every query and key. Exact either way."""
     qk_norm: bool = False
     """RMS-normalise queries and keys after the projection."""
-    backend: Literal["auto", "tiled", "sdpa", "reference"] = "auto"
-    """How attention is computed: `auto` picks by device, dtype and widths, and the log says once what and why."""
+    backend: Literal["auto", "triton", "cudnn", "flex", "tiled", "sdpa", "reference"] = "auto"
+    """How attention is computed: `auto` picks by device, dtype and shape, and the log says once what and why; a named one that
+    cannot serve ends the run and says why. `flex` has no backward on CPU."""
     block: tuple[int, int] | None = Field(None, strict=False)
     """Pattern `block`: rows and columns of one block; default 8 × 8."""
     bandwidth: int | None = Field(None, gt=0)
