@@ -3,9 +3,20 @@
 from torch import Tensor
 
 from spa_dist.kernels import dispatch
+from spa_dist.kernels.cross_entropy import cross_entropy
+from spa_dist.kernels.dispatch import CannotServe
+from spa_dist.kernels.pointwise import bias_dropout_residual, bias_gelu, layer_norm, rms_norm
 from spa_dist.kernels.problem import make_problem
 
-__all__ = ["attention"]
+__all__ = [
+    "CannotServe",
+    "attention",
+    "bias_dropout_residual",
+    "bias_gelu",
+    "cross_entropy",
+    "layer_norm",
+    "rms_norm",
+]
 
 
 def attention(
@@ -30,9 +41,11 @@ def attention(
     key_lengths: integers [batch]; keys at or past a sequence's length are not seen, whatever they hold. A score of -inf is
     an unseen key too. A row that sees no key gives 0 and gradients of 0. dropout: of the probabilities, in [0, 1); its mask
     is a function of `seed` and the shapes alone, so that a recomputed forward has the same one.
-    backend: "auto" picks from the table in `dispatch.py` and logs its choice once.
+    backend: "auto" picks from the table in `dispatch.py` and logs its choice once; or "triton", "cudnn", "sdpa", "flex",
+    "tiled", "reference". Decoding is one query with causal=True, or with key_lengths, against a cache of keys and values.
 
-    Raises ValueError where the arguments do not fit each other or the backend cannot serve them, saying why.
+    Raises ValueError where the arguments do not fit each other, and CannotServe (a ValueError) where the backend that was named
+    cannot serve them, saying why.
     """
     problem = make_problem(q, k, v, scale=scale, causal=causal, key_lengths=key_lengths, dropout=dropout, seed=seed)
     if problem.empty:

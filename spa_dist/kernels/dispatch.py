@@ -7,10 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from spa_dist.kernels.cudnn import cudnn_attention, cudnn_refusal
+from spa_dist.kernels.flex import flex_attention, flex_refusal
 from spa_dist.kernels.problem import Problem
 from spa_dist.kernels.reference import reference_attention
-from spa_dist.kernels.sdpa import sdpa_attention, sdpa_refusal
+from spa_dist.kernels.sdpa import SHORT, sdpa_attention, sdpa_refusal
 from spa_dist.kernels.tiled import tiled_attention
+from spa_dist.kernels.triton_backend import run_triton, triton_refusal
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +28,17 @@ class Backend(NamedTuple):
 
 
 BACKENDS: dict[str, Backend] = {
+    "triton": Backend(run_triton, triton_refusal),
+    "cudnn": Backend(cudnn_attention, cudnn_refusal),
+    "flex": Backend(flex_attention, flex_refusal),
     "tiled": Backend(tiled_attention, lambda p: None),
     "sdpa": Backend(sdpa_attention, sdpa_refusal),
     "reference": Backend(reference_attention, lambda p: None),
 }
+
+
+class CannotServe(ValueError):
+    """A backend that was asked for by name cannot serve the call; the message says why."""
 
 
 class Rule(NamedTuple):
@@ -39,7 +49,28 @@ class Rule(NamedTuple):
     why: str
 
 
-AUTO: tuple[Rule, ...] = (Rule("tiled", lambda p: True, "tiles of whole score rows on the device's own matrix product"),)
+def _short_on_cpu(p: Problem) -> bool:
+    plain = not p.has_lengths and p.group == 1 and p.queries in (1, p.keys)
+    return p.device.type == "cpu" and p.dtype != torch.float64 and plain and p.keys <= SHORT
+
+
+def _half(p: Problem) -> bool:
+    return p.dtype in (torch.float16, torch.bfloat16)
+
+
+# On CPU measured (docs/results/kernels.md); on CUDA by the arithmetic, until somebody runs tools/gpu_suite.py and moves the rows.
+AUTO: tuple[Rule, ...] = (
+    Rule("sdpa", _short_on_cpu, f"at most {SHORT} keys, where torch's smaller overhead per call decides"),
+    Rule("tiled", lambda p: p.device.type == "cpu", "tiles of whole score rows on the CPU's own matrix product"),
+    Rule(
+        "sdpa",
+        lambda p: p.device.type == "cuda" and p.d_qk == p.d_v,
+        "equal widths, which torch's fused kernels are made for",
+    ),
+    Rule("triton", lambda p: p.device.type == "cuda", "fused at the widths as they are"),
+    Rule("cudnn", _half, "fused at unequal widths, and Triton cannot serve"),
+    Rule("tiled", lambda p: True, "tiles of whole score rows on the device's own matrix product"),
+)
 
 _said: set[tuple[object, ...]] = set()
 
@@ -63,13 +94,13 @@ def run(p: Problem, backend: str, q: Tensor, k: Tensor, v: Tensor, key_lengths: 
     else:
         refusal = BACKENDS[backend].refusal(p)
         if refusal is not None:
-            raise ValueError(f"attention: backend {backend!r} cannot serve this call: {refusal}")
+            raise CannotServe(f"attention: backend {backend!r} cannot serve this call: {refusal}")
     return BACKENDS[backend].run(p, q, k, v, key_lengths)
 
 
 def _say(p: Problem, rule: Rule) -> None:
     """Log a choice once per kind of problem."""
-    kind = (rule.backend, p.device.type, p.dtype, p.d_qk, p.d_v, p.needs_grad)
+    kind = (rule, p.device.type, p.dtype, p.d_qk, p.d_v, p.needs_grad)
     if kind in _said or torch.compiler.is_compiling():
         return
     _said.add(kind)

@@ -6,6 +6,8 @@ tiles in float32; products of width d_v run in the inputs' dtype, except in tile
 would not average out.
 """
 
+import math
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +26,23 @@ def tiled_attention(p: Problem, q_bhnd: Tensor, k_bgmd: Tensor, v_bgme: Tensor, 
 
 HALF_PRODUCT_KEYS = 128
 """From this many keys on, a tile's products of width d_v run in half precision."""
+KEPT_BYTES = 16 << 20
+"""Largest scratch tile that a thread keeps between calls; there are two."""
+
+
+_kept = threading.local()
+
+
+def _kept_scratch() -> dict[int, Tensor]:
+    """This thread's scratch tiles, kept from call to call: fresh pages cost a fifth of a forward pass at 2,048 positions.
+
+    What a very long sequence needed is let go at the next call.
+    """
+    if not hasattr(_kept, "scratch"):
+        _kept.scratch = {}
+    for which in [which for which, tile in _kept.scratch.items() if tile.numel() > KEPT_BYTES]:
+        del _kept.scratch[which]
+    return _kept.scratch
 
 
 class _Tiled(torch.autograd.Function):
@@ -62,16 +81,14 @@ class _Operands:
             lengths = key_lengths.to(p.device).clamp(0, p.keys).repeat_interleave(p.kv_heads)
             self.lengths_z = lengths.tolist()
             self.padding_zm = torch.arange(p.keys, device=p.device) >= lengths[:, None]
-        self.scratch = [torch.empty(0, dtype=self.score_dtype, device=p.device) for _ in range(2)]
+        self.scratch: dict[int, Tensor] = _kept_scratch() if p.device.type == "cpu" else {}
 
     def buffer(self, which: int, *shape: int) -> Tensor:
         """One of two scratch tiles, grown as needed and reused by every tile."""
-        size = 1
-        for extent in shape:
-            size *= extent
-        if self.scratch[which].numel() < size:
-            self.scratch[which] = self.scratch[which].new_empty(size)
-        return self.scratch[which][:size].view(shape)
+        size = math.prod(shape) * self.score_dtype.itemsize
+        if which not in self.scratch or self.scratch[which].numel() < size:
+            self.scratch[which] = torch.empty(size, dtype=torch.uint8, device=self.p.device)
+        return self.scratch[which][:size].view(self.score_dtype).view(shape)
 
     def tiles(self) -> list[Tile]:
         """The tiles that hold at least one visible key, cut at the longest sequence of each."""
@@ -129,7 +146,9 @@ class _Operands:
 
 def _forward(x: _Operands) -> Tensor:
     p = x.p
-    out_zrne = torch.zeros(p.batch * p.kv_heads, p.group, p.queries, p.d_v, dtype=p.dtype, device=p.device)
+    out_zrne = torch.empty(p.batch * p.kv_heads, p.group, p.queries, p.d_v, dtype=p.dtype, device=p.device)
+    if x.lengths_z is not None or (p.causal and p.causal_shift < 0):
+        out_zrne.zero_()
     for t in x.tiles():
         probabilities = x.probabilities(t)
         keep = x.kept(t, x.full_keys(t))

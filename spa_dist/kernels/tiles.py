@@ -66,13 +66,18 @@ def keep_scale(dropout: float) -> float:
 def keep_mask(p: Problem, tile: Tile) -> Tensor:
     """The dropout mask of one tile, True where kept: bool [z, r, rows, keys], a function of seed, shape and tile alone."""
     shape = (tile.z1 - tile.z0, p.group, tile.i1 - tile.i0, tile.keys)
-    count = shape[0] * shape[1] * shape[2] * shape[3]
-    generator = torch.Generator(device=p.device)
-    generator.manual_seed(_mix(_mix(p.seed, tile.z0), tile.i0))
-    words = torch.empty((count + 3) // 4, dtype=torch.int64, device=p.device)
-    words.random_(-(1 << 63), None, generator=generator)
-    levels = words.view(torch.int16)[:count].view(shape)
+    seed = mix_seeds(mix_seeds(p.seed, tile.z0), tile.i0)
+    levels = seeded_levels(shape[0] * shape[1] * shape[2] * shape[3], seed, p.device).view(shape)
     return levels >= drop_threshold(p.dropout) - (1 << 15)
+
+
+def seeded_levels(count: int, seed: int, device: torch.device) -> Tensor:
+    """`count` independent 16-bit integers, uniform over their range, from a generator of their own: int16 [count]."""
+    generator = torch.Generator(device=device)
+    generator.manual_seed(seed & ((1 << 63) - 1))
+    words = torch.empty((count + 3) // 4, dtype=torch.int64, device=device)
+    words.random_(-(1 << 63), None, generator=generator)
+    return words.view(torch.int16)[:count]
 
 
 @lru_cache(maxsize=8)
@@ -81,7 +86,7 @@ def hidden_corner(rows: int, columns: int, device: torch.device) -> Tensor:
     return torch.ones(rows, columns, dtype=torch.bool, device=device).triu_(1)
 
 
-def _mix(a: int, b: int) -> int:
+def mix_seeds(a: int, b: int) -> int:
     """SplitMix64 of a and b, within the 63 bits that a generator takes as its seed."""
     x = (a * 0x9E3779B97F4A7C15 + b + 0x9E3779B97F4A7C15) & (2**64 - 1)
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)

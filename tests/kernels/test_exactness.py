@@ -56,6 +56,14 @@ def test_auto_is_as_exact_as_torch_at_equal_widths(case):
     assert_as_exact_as_torch(case, "auto")
 
 
+@settings(max_examples=60, deadline=None)
+@given(cases(DTYPES, max_length=140, widths_v=(40,), max_batch=2))
+def test_auto_and_torchs_own_are_as_exact_as_torch_at_unequal_widths(case):
+    assert_as_exact_as_torch(case, "auto")
+    if not (case.causal and case.queries > case.keys):
+        assert_as_exact_as_torch(case, "sdpa")
+
+
 @settings(max_examples=20, deadline=None)
 @given(cases([torch.float64], max_length=40))
 def test_tiled_gradients_are_finite_differences(case):

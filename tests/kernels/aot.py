@@ -1,0 +1,119 @@
+"""Compile the Triton kernels with no GPU at hand and read what the assembler says about registers and shared memory.
+
+`python -m tests.kernels.aot` compiles every configuration that the package ships, for every architecture, and prints the
+table as JSON; the test compiles the hardest of them.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+KERNELS = ("forward", "dkdv", "dq")
+FLOAT_POINTERS = {"Lse", "Delta"}
+DATA_POINTERS = {"Q", "K", "V", "Out", "D_out", "D_q", "D_k", "D_v"}
+FLOATS = {"scale", "scale_log2", "keep_scale"}
+
+
+def compile_one(task):
+    """(kernel, d_qk, d_v, dtype, architecture, dropout) → a dict with registers, stack (spills live there) and shared bytes."""
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from spa_dist.kernels import triton_backward, triton_forward
+    from spa_dist.kernels.triton_attention import precision
+    from spa_dist.kernels.triton_config import QK_PARTS, config
+
+    kernel, d_qk, d_v, dtype, architecture, dropout = task
+    function = getattr(triton_forward if kernel == "forward" else triton_backward, f"{kernel}_kernel")
+    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    c = config(kernel, d_qk, d_v, torch_dtype.itemsize)
+    constants = {"D0": QK_PARTS[d_qk][0], "D1": QK_PARTS[d_qk][1], "DV": c.d_v, "PARTS": c.parts, "DROPOUT": dropout}
+    constants |= {"PRECISION": precision(torch_dtype), "BLOCK_M": c.block_m, "BLOCK_N": c.block_n}
+    constants = {name: value for name, value in constants.items() if name in function.arg_names}
+    signature = {name: argument_type(name, dtype, constants) for name in function.arg_names}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(function.arg_names)
+        if signature[name].startswith("*") or name.startswith("stride")
+    }
+    source = ASTSource(function, signature, constants, aligned)
+    options = {"num_warps": c.warps, "num_stages": c.stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    registers, stack, local = resource_usage(compiled.asm["cubin"], Path(triton.__file__).parent)
+    return {
+        "kernel": kernel, "d_qk": d_qk, "d_v": d_v, "dtype": dtype, "architecture": architecture, "dropout": dropout,
+        "registers": registers, "stack": stack + local, "shared": compiled.metadata.shared,
+    }  # fmt: skip
+
+
+def argument_type(name, dtype, constants):
+    if name in constants:
+        return "constexpr"
+    if name in FLOAT_POINTERS:
+        return "*fp32"
+    if name in DATA_POINTERS:
+        return f"*{dtype}"
+    if name == "Lengths":
+        return "*i32"
+    return "fp32" if name in FLOATS else "i32"
+
+
+def resource_usage(cubin, triton_folder):
+    """(registers per thread, stack bytes, local bytes) from cuobjdump; a spilled register has a place on the stack."""
+    tool = triton_folder / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", report)
+    assert found is not None, report
+    return tuple(int(x) for x in found.groups())
+
+
+def faults(rows):
+    """The rows that spill or do not fit, as text."""
+    return [str(r) for r in rows if r["stack"] > 0 or r["shared"] > SHARED_LIMIT[r["architecture"]]]
+
+
+def hardest():
+    """Dropout on, the widths that need most registers or most parts, each dtype size, each architecture."""
+    widths = ((16, 32), (32, 128), (96, 256), (128, 512))
+    return list(itertools.product(KERNELS, widths, ("bf16", "fp32"), SHARED_LIMIT, (True,)))
+
+
+def everything():
+    from spa_dist.kernels.triton_config import QK_PARTS, V_WIDTHS
+
+    widths = list(itertools.product(QK_PARTS, V_WIDTHS))
+    return list(itertools.product(KERNELS, widths, ("bf16", "fp16", "fp32"), SHARED_LIMIT, (False, True)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hardest", action="store_true", help="only what the test compiles")
+    parser.add_argument("--dropout-only", action="store_true", help="leave out the configurations without dropout and fp16")
+    options = parser.parse_args()
+    tasks = hardest() if options.hardest else everything()
+    flat = [(kernel, *widths, *rest) for kernel, widths, *rest in tasks]
+    if options.dropout_only:
+        flat = [task for task in flat if task[-1] and task[3] != "fp16"]
+    with ProcessPoolExecutor(2) as pool:
+        rows = list(pool.map(compile_one, flat, chunksize=4))
+    print(json.dumps(rows))
+    sys.exit(1 if faults(rows) else 0)
+
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "0"
+    main()
