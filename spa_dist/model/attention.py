@@ -1,5 +1,7 @@
 """The tensor-parallel attention layer: dense, thin, or with a sparse projection S on queries and keys."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -15,6 +17,7 @@ from spa_dist.attention import (
 )
 from spa_dist.attention.masks import LearnedProjection
 from spa_dist.config import Config
+from spa_dist.errors import ConfigError
 from spa_dist.model.masks import mask_method
 from spa_dist.model.noise import Noise
 from spa_dist.parallel.layers import Norm, RowLinear, column_parallel_linear, sum_gradient
@@ -130,22 +133,19 @@ class ParallelAttention(nn.Module):
             q, k = project(q, projection), project(k, projection)
         return q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)
 
-    def forward(self, x_nbd: torch.Tensor, rotary: RotaryTables | None) -> torch.Tensor:
-        """Attend over [N, B, D] (a slice of N under sequence parallelism); same shape out."""
+    def forward(self, x_nbd: torch.Tensor, rotary: RotaryTables | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend over [N, B, D] (a slice of N under sequence parallelism): the same shape without the bias, and the bias [D]."""
         q_bhnd, k_bhnd, v_bhnd = self._query_key_value(x_nbd)
         if self.config.attention.qk_norm:
             q_bhnd, k_bhnd = self.query_norm(q_bhnd), self.key_norm(k_bhnd)
         if rotary is not None:
             q_bhnd, k_bhnd = apply_rotary(q_bhnd, *rotary), apply_rotary(k_bhnd, *rotary)
         dropout = self.config.model.attention_dropout if self.training else 0.0
-        attended_bhnd = kernels.attention(
-            q_bhnd,
-            k_bhnd,
-            v_bhnd,
-            scale=self.scale,
-            causal=True,
-            dropout=dropout,
-            seed=self.noise.seed_for(f"layers.{self.index}.attention", split=True) if dropout else 0,
-            backend=self.config.attention.backend,
-        )
+        seed = self.noise.seed_for(f"layers.{self.index}.attention", split=True) if dropout else 0
+        backend = self.config.attention.backend
+        options: dict[str, Any] = {"scale": self.scale, "causal": True, "dropout": dropout, "seed": seed, "backend": backend}
+        try:
+            attended_bhnd = kernels.attention(q_bhnd, k_bhnd, v_bhnd, **options)
+        except kernels.CannotServe as error:
+            raise ConfigError(f"attention.backend: {error}; 'auto' picks one that can") from error
         return self.output(attended_bhnd.permute(2, 0, 1, 3).flatten(2))

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from spa_dist import kernels
 from spa_dist.attention import rotary_tables
 from spa_dist.config import Config
 from spa_dist.model.attention import ParallelAttention, RotaryTables
@@ -31,9 +32,10 @@ class FeedForward(nn.Module):
         self.up = ColumnLinear(model.hidden_size, model.ffn_hidden_size, bias=model.bias, config=parallel)
         self.down = RowLinear(model.ffn_hidden_size, model.hidden_size, bias=model.bias, config=parallel)
 
-    def forward(self, x_nbd: torch.Tensor) -> torch.Tensor:
-        """[N, B, D] → [N, B, D] (a slice of N under sequence parallelism)."""
-        return self.down(nn.functional.gelu(self.up(x_nbd)))
+    def forward(self, x_nbd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[N, B, D] (a slice of N under sequence parallelism): the same shape without the last bias, and that bias [D]."""
+        hidden, bias = self.up(x_nbd)
+        return self.down(nn.functional.gelu(hidden) if bias is None else kernels.bias_gelu(hidden, bias))
 
 
 class Block(nn.Module):
@@ -52,13 +54,14 @@ class Block(nn.Module):
 
     def forward(self, x_nbd: torch.Tensor, rotary: RotaryTables | None) -> torch.Tensor:
         """[N, B, D] → [N, B, D] (a slice of N under sequence parallelism)."""
-        x_nbd = x_nbd + self._drop(self.attention(self.norm1(x_nbd), rotary), "attention_output")
-        return x_nbd + self._drop(self.mlp(self.norm2(x_nbd)), "mlp_output")
+        x_nbd = self._add(x_nbd, self.attention(self.norm1(x_nbd), rotary), "attention_output")
+        return self._add(x_nbd, self.mlp(self.norm2(x_nbd)), "mlp_output")
 
-    def _drop(self, x_nbd: torch.Tensor, place: str) -> torch.Tensor:
-        if not self.training or self.dropout == 0.0:
-            return x_nbd
-        return seeded_dropout(x_nbd, self.dropout, self.noise.seed_for(f"layers.{self.index}.{place}", split=self.split))
+    def _add(self, x_nbd: torch.Tensor, branch: tuple[torch.Tensor, torch.Tensor | None], place: str) -> torch.Tensor:
+        branch_nbd, bias = branch
+        dropout = self.dropout if self.training else 0.0
+        seed = self.noise.seed_for(f"layers.{self.index}.{place}", split=self.split) if dropout else 0
+        return kernels.bias_dropout_residual(branch_nbd, bias, x_nbd, dropout=dropout, seed=seed)
 
 
 class Decoder(nn.Module):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from spa_dist import kernels
 from spa_dist.parallel.groups import tensor_group
 from spa_dist.parallel.megatron import (
     ColumnParallelLinear,
@@ -18,7 +19,6 @@ from spa_dist.parallel.megatron import (
     VocabParallelEmbedding,
     linear_with_grad_accumulation_and_async_allreduce,
     scatter_to_sequence_parallel_region,
-    vocab_parallel_cross_entropy,
 )
 
 __all__ = [
@@ -104,20 +104,26 @@ def _uninitialised(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class ColumnLinear(ColumnParallelLinear):
-    """[N, B, in] → [N, B, out / T]; the weight's rows are split."""
+    """[N, B, in] → [N, B, out / T], and the bias apart, for a kernel to add; the weight's rows are split."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, config: ModelParallelConfig):
         super().__init__(
-            in_features, out_features, config=config, init_method=_uninitialised, bias=bias, tp_group=tensor_group()
+            in_features,
+            out_features,
+            config=config,
+            init_method=_uninitialised,
+            bias=bias,
+            skip_bias_add=True,
+            tp_group=tensor_group(),
         )
 
-    def forward(self, x_nbd: torch.Tensor) -> torch.Tensor:
-        """[N, B, in] (a slice of N under sequence parallelism) → [N, B, out / T]."""
-        return super().forward(x_nbd)[0]
+    def forward(self, x_nbd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[N, B, in] (a slice of N under sequence parallelism) → [N, B, out / T] without the bias, and the bias [out / T]."""
+        return super().forward(x_nbd)
 
 
 class RowLinear(RowParallelLinear):
-    """[N, B, in / T] → [N, B, out]; the weight's columns are split, the bias is replicated."""
+    """[N, B, in / T] → [N, B, out], and the bias apart, for a kernel to add; the weight's columns are split."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, config: ModelParallelConfig):
         super().__init__(
@@ -131,12 +137,10 @@ class RowLinear(RowParallelLinear):
             tp_group=tensor_group(),
         )
 
-    def forward(self, x_nbd: torch.Tensor) -> torch.Tensor:
-        """[N, B, in / T] → [N, B, out] (a slice of N under sequence parallelism)."""
+    def forward(self, x_nbd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[N, B, in / T] → [N, B, out] (a slice of N under sequence parallelism) without the bias, and the bias [out]."""
         output, bias = super().forward(x_nbd)
-        if bias is None:
-            return output
-        return output + (sum_gradient(bias) if self.sequence_parallel else bias)
+        return output, sum_gradient(bias) if bias is not None and self.sequence_parallel else bias
 
 
 class Embedding(VocabParallelEmbedding):
@@ -170,14 +174,20 @@ def masked_cross_entropy(
         logits_nbv: [N, B, V / T]; the padding of the vocabulary (entries past `vocab_size`) takes no part.
         targets_nb: [N, B] int64; entries equal to `ignore` count nothing.
     """
+    group = tensor_group()
     width = logits_nbv.shape[-1]
-    first = tensor_group().rank() * width
-    if first + width > vocab_size:
-        padding = torch.arange(first, first + width, device=logits_nbv.device) >= vocab_size
-        logits_nbv = logits_nbv.masked_fill(padding, torch.finfo(logits_nbv.dtype).min)
-    valid = targets_nb != ignore
-    losses_nb = vocab_parallel_cross_entropy(logits_nbv, targets_nb.masked_fill(~valid, 0))
-    return (losses_nb * valid).sum()
+    return kernels.cross_entropy(
+        logits_nbv.reshape(-1, width),
+        targets_nb.reshape(-1),
+        ignore_index=ignore,
+        first_class=group.rank() * width,
+        num_classes=vocab_size,
+        all_reduce=_all_reduce if group.size() > 1 else None,
+    )
+
+
+def _all_reduce(tensor: torch.Tensor, operation: str) -> None:
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX if operation == "max" else dist.ReduceOp.SUM, group=tensor_group())
 
 
 class Norm(nn.Module):
@@ -197,5 +207,5 @@ class Norm(nn.Module):
             weight = sum_gradient(weight)
             bias = None if bias is None else sum_gradient(bias)
         if self.kind == "layernorm":
-            return nn.functional.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
-        return nn.functional.rms_norm(x, x.shape[-1:], weight, self.eps)
+            return kernels.layer_norm(x, weight, bias, self.eps)
+        return kernels.rms_norm(x, weight, self.eps)

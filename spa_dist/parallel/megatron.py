@@ -18,7 +18,6 @@ with warnings.catch_warnings():
         VocabParallelEmbedding,
         linear_with_grad_accumulation_and_async_allreduce,
         scatter_to_sequence_parallel_region,
-        vocab_parallel_cross_entropy,
     )
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "run_without_cuda",
     "scatter_to_sequence_parallel_region",
     "use_groups",
-    "vocab_parallel_cross_entropy",
 ]
 
 
