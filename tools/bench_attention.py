@@ -3,8 +3,9 @@
     python tools/bench_attention.py --output docs/results/kernels.json --plot docs/results/kernels.png
 
 A round times every candidate once, in an order that turns from round to round; a side's backend is the one with the lowest
-median, and the ratio is the median over rounds of dense time / SPA time. The limit is that of the arithmetic: forward
-(d_k + d_v) / (d_k' + d_v), forward and backward (4 d_k + 3 d_v) / (4 d_k' + 3 d_v), scores d_k / d_k'. CPU, or CUDA where there is one.
+median, and the ratio is the median over rounds of dense time / SPA time; `auto` is that ratio for what the dispatcher picks. The
+limit is that of the arithmetic: forward (d_k + d_v) / (d_k' + d_v), forward and backward (4 d_k + 3 d_v) / (4 d_k' + 3 d_v),
+scores d_k / d_k'. CPU, or CUDA where there is one.
 """
 
 import argparse
@@ -32,9 +33,11 @@ SHAPES = (
     "1,2,4096,128,32,128",
     "8,4,512,64,32,64",
     "32,4,128,64,32,64",
+    "8,4,128,32,16,32",
 )
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Run = Callable[[], object]
+Clock = Callable[[], float]
 
 
 def main() -> int:
@@ -44,19 +47,31 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"], choices=list(DTYPES))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--flex", action="store_true", help="let FlexAttention take part on CPU (compiles for each shape)")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count CPU time: for one thread, on a machine that others use"
+    )
     parser.add_argument("--machine", default=f"{platform.machine()}, {os.cpu_count()} cores", help="how the report names it")
     parser.add_argument("--output", metavar="FILE.json")
     parser.add_argument("--plot", metavar="FILE.png")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if args.cpu_time and (device.type == "cuda" or torch.get_num_threads() > 1):
+        raise ConfigError("--cpu-time counts one CPU thread: set OMP_NUM_THREADS=1 and CUDA_VISIBLE_DEVICES=''")
+    clock = time.process_time if args.cpu_time else time.perf_counter
     rows = []
     for dtype in args.dtypes:
         for text in args.shapes:
-            for row in measure(parse_shape(text), dtype, device, args.rounds, args.flex):
+            for row in measure(parse_shape(text), dtype, device, args.rounds, args.flex, clock):
                 print(table_line(row), flush=True)
                 rows.append(row)
     name = torch.cuda.get_device_name() if device.type == "cuda" else args.machine
-    report = {"machine": name, "torch": torch.__version__, "threads": torch.get_num_threads(), "rows": rows}
+    report = {
+        "machine": name,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "clock": clock.__name__,
+        "rows": rows,
+    }
     if args.output:
         Path(args.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if args.plot:
@@ -72,7 +87,9 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(int(p) for p in parts)
 
 
-def measure(shape: tuple[int, ...], dtype: str, device: torch.device, rounds: int, flex: bool) -> Iterator[dict[str, Any]]:
+def measure(
+    shape: tuple[int, ...], dtype: str, device: torch.device, rounds: int, flex: bool, clock: Clock
+) -> Iterator[dict[str, Any]]:
     """One row per kind of work: times of both sides, their ratio, its limit, and the share of the limit that is reached."""
     d_k, d_proj, d_v = shape[3:]
     sides = {"dense": tensors(shape, d_k, DTYPES[dtype], device), "spa": tensors(shape, d_proj, DTYPES[dtype], device)}
@@ -88,15 +105,18 @@ def measure(shape: tuple[int, ...], dtype: str, device: torch.device, rounds: in
             for side, (q, k, v, d_out) in sides.items()
             for backend, run in runs(work, q, k, v, d_out, flex).items()
         }
-        times = timed(candidates, rounds, device)
-        best = {side: min((k for k in times if k[0] == side), key=lambda k: statistics.median(times[k])) for side in sides}
+        times = timed(candidates, rounds, device, clock)
+        named = {k: statistics.median(t) for k, t in times.items() if k[1] != "auto"}
+        best = {side: min((k for k in named if k[0] == side), key=lambda k: named[k]) for side in sides}
         ratios = [a / b for a, b in zip(times[best["dense"]], times[best["spa"]], strict=True)]
+        auto = times.get(("spa", "auto"), times[best["spa"]])
         ratio = statistics.median(ratios)
         yield {
             "shape": list(shape), "dtype": dtype, "work": work,
             "dense_backend": best["dense"][1], "spa_backend": best["spa"][1],
             "dense_ms": 1e3 * statistics.median(times[best["dense"]]), "spa_ms": 1e3 * statistics.median(times[best["spa"]]),
             "ratio": ratio, "quartiles": quartiles(ratios), "limit": limit, "share": ratio / limit,
+            "auto_ratio": statistics.median(a / b for a, b in zip(times[best["dense"]], auto, strict=True)),
             "dense_peak_mib": peak_mib(candidates[best["dense"]], device),
             "spa_peak_mib": peak_mib(candidates[best["spa"]], device),
             "all_ms": {f"{side} {backend}": 1e3 * statistics.median(t) for (side, backend), t in times.items()},
@@ -119,7 +139,7 @@ def runs(work: str, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, flex: bool) 
     if work == "decode":
         q = q.detach()[:, :, -1:]
     found: dict[str, Run] = {}
-    for backend in ("sdpa", "cudnn", "triton", "flex", "tiled"):
+    for backend in ("sdpa", "cudnn", "triton", "flex", "tiled", "auto"):
         if backend == "flex" and q.device.type == "cpu" and not flex:
             continue
         run = one_run(work, backend, q, k, v, d_out)
@@ -146,30 +166,30 @@ def one_run(work: str, backend: str, q: Tensor, k: Tensor, v: Tensor, d_out: Ten
     return both if work == "forward+backward" else forward
 
 
-def timed(candidates: dict[Any, Run], rounds: int, device: torch.device) -> dict[Any, list[float]]:
+def timed(candidates: dict[Any, Run], rounds: int, device: torch.device, clock: Clock) -> dict[Any, list[float]]:
     """Seconds of each candidate in each round, after two rounds that do not count."""
     times: dict[Any, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
     for number in range(rounds + 2):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            seconds = stopwatch(candidates[name], device)
+            seconds = stopwatch(candidates[name], device, clock)
             if number >= 2:
                 times[name].append(seconds)
     return times
 
 
-def stopwatch(run: Run, device: torch.device) -> float:
+def stopwatch(run: Run, device: torch.device, clock: Clock) -> float:
     """Seconds per call, over enough calls to last a few milliseconds."""
     calls, seconds = 1, 0.0
     while True:
         if device.type == "cuda":
             torch.cuda.synchronize()
-        began = time.perf_counter()
+        began = clock()
         for _ in range(calls):
             run()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
         if seconds > 2e-3 or calls >= 64:
             return seconds / calls
         calls *= 4
@@ -203,7 +223,7 @@ def table_line(row: dict[str, Any]) -> str:
     return (
         f"{row['dtype']} {shape:<22} {row['work']:<16} dense {row['dense_ms']:8.2f} ms ({row['dense_backend']:<6}) "
         f"SPA {row['spa_ms']:8.2f} ms ({row['spa_backend']:<6}) ratio {row['ratio']:5.2f} limit {row['limit']:5.2f} "
-        f"share {row['share']:5.2f} peak {row['dense_peak_mib']:7.1f} / {row['spa_peak_mib']:7.1f} MiB"
+        f"share {row['share']:5.2f} auto {row['auto_ratio']:5.2f} peak {row['dense_peak_mib']:7.1f} / {row['spa_peak_mib']:7.1f} MiB"
     )
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from spa_dist.kernels.problem import Problem
 
-TILE_ELEMENTS = 1 << 21
-"""Scores that a tile aims to hold: 8 MiB in float32, which the shared cache of the CPUs tried here keeps."""
-MIN_ROWS, MAX_ROWS = 64, 256
+TILE_ELEMENTS = 1 << 20
+"""Scores that a tile aims to hold: 4 MiB in float32, which the shared cache of the CPUs tried here keeps."""
+MIN_ROWS, MAX_ROWS = 64, 128
 """Query rows of a tile: fewer starve the matrix product, more compute masked scores along the causal diagonal."""
 _KEEP_LEVELS = 1 << 16
 

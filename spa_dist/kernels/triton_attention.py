@@ -20,7 +20,11 @@ _UNLIMITED = 1 << 30
 
 
 def triton_attention(p: Problem, q_bhnd: Tensor, k_bgmd: Tensor, v_bgme: Tensor, key_lengths: Tensor | None) -> Tensor:
-    """Attention of `spa_dist.kernels.attention`, differentiable once, deterministic; saves inputs, output and log-sum-exp."""
+    """Attention of `spa_dist.kernels.attention`, differentiable once, deterministic; saves inputs, output and log-sum-exp.
+
+    The output is saved in float32: dS = P ∘ (dO Vᵀ - Σ dO ∘ O) of a row with one large P is a small difference, which rounding O
+    to half precision would drown (four times the error of torch's gradient of q, seen).
+    """
     lengths = torch.full((p.batch,), p.keys, device=p.device) if key_lengths is None else key_lengths.to(p.device)
     return _Flash.apply(q_bhnd, k_bgmd, v_bgme, lengths.clamp(0, p.keys).to(torch.int32), p)
 
@@ -29,7 +33,7 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, p: Problem) -> Tensor:
         q, k, v = (_unit_last_stride(x) for x in (q, k, v))
-        out = torch.empty(p.batch, p.heads, p.queries, p.d_v, dtype=p.dtype, device=p.device)
+        out = torch.empty(p.batch, p.heads, p.queries, p.d_v, dtype=torch.float32, device=p.device)
         lse = torch.empty(p.batch * p.heads, p.queries, dtype=torch.float32, device=p.device)
         c = config("forward", p.d_qk, p.d_v, p.dtype.itemsize)
         with torch.autocast(p.device.type, enabled=False):
@@ -42,7 +46,7 @@ class _Flash(torch.autograd.Function):
             )  # fmt: skip
         ctx.save_for_backward(q, k, v, lengths, out, lse)
         ctx.problem = p
-        return out
+        return out.to(p.dtype)
 
     @staticmethod
     @once_differentiable

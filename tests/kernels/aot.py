@@ -16,9 +16,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-KERNELS = ("forward", "dkdv", "dq")
-FLOAT_POINTERS = {"Lse", "Delta"}
-DATA_POINTERS = {"Q", "K", "V", "Out", "D_out", "D_q", "D_k", "D_v"}
+KERNELS = ("forward", "dkdv", "dq", "delta")
+FLOAT_POINTERS = {"Lse", "Delta", "Out"}
+DATA_POINTERS = {"Q", "K", "V", "D_out", "D_q", "D_k", "D_v"}
 FLOATS = {"scale", "scale_log2", "keep_scale"}
 
 
@@ -36,7 +36,9 @@ def compile_one(task):
     kernel, d_qk, d_v, dtype, architecture, dropout = task
     function = getattr(triton_forward if kernel == "forward" else triton_backward, f"{kernel}_kernel")
     torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    c = config(kernel, d_qk, d_v, torch_dtype.itemsize)
+    c = config("dkdv" if kernel == "delta" else kernel, d_qk, d_v, torch_dtype.itemsize)
+    if kernel == "delta":  # as triton_attention launches it
+        c = c._replace(block_m=32, warps=4, stages=3)
     constants = {"D0": QK_PARTS[d_qk][0], "D1": QK_PARTS[d_qk][1], "DV": c.d_v, "PARTS": c.parts, "DROPOUT": dropout}
     constants |= {"PRECISION": precision(torch_dtype), "BLOCK_M": c.block_m, "BLOCK_N": c.block_n}
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
