@@ -58,24 +58,18 @@ def main() -> int:
     if args.cpu_time and (device.type == "cuda" or torch.get_num_threads() > 1):
         raise ConfigError("--cpu-time counts one CPU thread: set OMP_NUM_THREADS=1 and CUDA_VISIBLE_DEVICES=''")
     clock = time.process_time if args.cpu_time else time.perf_counter
-    rows = []
-    for dtype in args.dtypes:
-        for text in args.shapes:
+    name = torch.cuda.get_device_name() if device.type == "cuda" else args.machine
+    report = {"machine": name, "torch": torch.__version__, "threads": torch.get_num_threads(), "clock": clock.__name__}
+    rows: list[dict[str, Any]] = []
+    for text in args.shapes:
+        for dtype in args.dtypes:
             for row in measure(parse_shape(text), dtype, device, args.rounds, args.flex, clock):
                 print(table_line(row), flush=True)
                 rows.append(row)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else args.machine
-    report = {
-        "machine": name,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "clock": clock.__name__,
-        "rows": rows,
-    }
-    if args.output:
-        Path(args.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            if args.output:  # after each shape, so that a run that is stopped leaves what it measured
+                Path(args.output).write_text(json.dumps(report | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     if args.plot:
-        plot(report, Path(args.plot))
+        plot(report | {"rows": rows}, Path(args.plot))
     return 0
 
 
