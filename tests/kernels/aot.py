@@ -95,7 +95,11 @@ def covering():
     last = {}
     for kernel, (d_qk, d_v), dtype, _, _ in everything():
         if kernel != "delta" and dtype != "fp16":
-            last[kernel, dtype, config(kernel, d_qk, d_v, 4 if dtype == "fp32" else 2)[:3]] = (kernel, (d_qk, d_v), dtype)
+            last[kernel, dtype, config(kernel, d_qk, d_v, 4 if dtype == "fp32" else 2)._replace(parts=0)] = (
+                kernel,
+                (d_qk, d_v),
+                dtype,
+            )
     architectures = itertools.cycle(SHARED_LIMIT)
     return [(*task, next(architectures), True) for task in last.values()]
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from tests.kernels.aot import faults, covering
+from tests.kernels.aot import covering, faults
 
 
 def test_each_row_of_the_tables_neither_spills_nor_overflows_shared_memory(tmp_path):
