@@ -10,9 +10,8 @@ from tests.distributed import run_in_processes
 from tests.training.masking import GUMBEL, L0, MAGNITUDE, STEPS
 
 TP, SP, STAGE = "parallel.tensor", "parallel.sequence", "deepspeed.zero_optimization.stage"
-LOSS, NORM, LEARNED, OTHER = 5e-6, 5e-5, 1e-4, 1e-3
-"""After 50 steps of Adam at lr 0.01, which makes steps of 0.01 out of gradients that are nothing but rounding; what was seen is 1.0e-6,
-1.6e-6, 1.7e-5 and 1e-4."""
+LOSS, NORM, PARAMETER = 5e-6, 2e-5, 2e-5
+"""After 50 steps of Adam."""
 
 CASES: list[dict[str, Any]] = [
     *({**MAGNITUDE, STAGE: stage} for stage in (0, 1, 2, 3)),
@@ -34,6 +33,11 @@ def results() -> list[dict[str, Any]]:
     return run_in_processes("tests.training.masking:compare_masks", 4, CASES + HALF, timeout=400)
 
 
+def worst(results: list[dict[str, Any]]) -> dict[str, float]:
+    """The largest difference of each kind."""
+    return {key: max(result[key] for result in results) for key in ("mask", "loss", "norm", "learned", "other")}
+
+
 def test_fifty_updates_are_those_of_one_process(results: list[dict[str, Any]]) -> None:
     """Masks to the bit, W, logits and gates to rounding; infinite where two ranks differ in a bit."""
     sound = [result for result in results if "precision.dtype" not in result["case"]]
@@ -44,10 +48,10 @@ def test_fifty_updates_are_those_of_one_process(results: list[dict[str, Any]]) -
         if result["mask"] > 0
         or result["loss"] > LOSS
         or result["norm"] > NORM
-        or result["learned"] > LEARNED
-        or result["other"] > OTHER
+        or max(result["learned"], result["other"]) > PARAMETER
     ]
-    assert wrong == [], wrong
+    print(worst(sound))
+    assert wrong == [], worst(sound)
 
 
 def test_ranks_agree_in_half_precision(results: list[dict[str, Any]]) -> None:
@@ -98,7 +102,7 @@ def guarded() -> dict[str, dict[str, Any]]:
         "stop": {**GUMBEL, lam: 1.0, action: {"action": "stop"}},
         "gumbel repair": {**GUMBEL, lam: 1.0, action: {"action": "repair"}},
         "l0 repair": {**L0, lam: 0.02, "attention.per": "head", action: {"action": "repair"}},
-        "magnitude repair": {**MAGNITUDE, "attention.sparsity": 0.85, action: {"action": "repair"}},
+        "magnitude repair": {**MAGNITUDE, "attention.sparsity": 0.75, action: {"action": "repair"}},
         "gates": {**GUMBEL, lam: 0.0, "optimizer.lr": 0.1, action: {"action": "repair", "max_gate": 1.5}},
     }
     return dict(zip(cases, run_in_processes("tests.training.masking:guarded", 1, list(cases.values()))))
@@ -129,7 +133,7 @@ def test_the_guard_repairs(guarded: dict[str, Any], method: str) -> None:
     assert result["ended"] == "finished" and any(line.endswith("; repaired") for line in result["said"])
     assert result["lines"][-1]["mask_rank"] == [4, 4] and result["lines"][-1]["mask_empty_columns"] == [0, 0]
     if method == "magnitude":
-        assert result["lines"][-1]["mask_density"] == [5 / 32, 5 / 32]
+        assert result["lines"][-1]["mask_density"] == [8 / 32, 8 / 32]
 
 
 def test_gates_that_run_away_are_pulled_back(guarded: dict[str, Any]) -> None:

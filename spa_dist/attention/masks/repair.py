@@ -10,7 +10,8 @@ from spa_dist.attention.masks.pruning import largest
 
 
 def repaired_support(projection: Tensor, weight: Tensor, guard: Guard) -> Tensor:
-    """Entries to switch on so that one head's S is sound again: no empty column or row, full rank, the least density.
+    """Entries to switch on so that one head's S is sound again: no empty column, no more empty rows than it may have, full
+    rank, the least density.
 
     projection S and weight W [d_k, d_k′]; W tells which switched-off entries were large. Returns a bool mask of additions.
     Where W tells nothing, an entry goes to the row, or column, that has the fewest.
@@ -23,7 +24,8 @@ def repaired_support(projection: Tensor, weight: Tensor, guard: Guard) -> Tensor
 
     for column in (~support.any(0)).nonzero().flatten().tolist():
         add(_best(weight[:, column], support[:, column], support.sum(1)), column)
-    for row in (~support.any(1)).nonzero().flatten().tolist():
+    empty = (~support.any(1)).nonzero().flatten().tolist()
+    for row in empty[: max(0, len(empty) - int(guard.max_empty_rows * support.shape[0]))]:
         add(row, _best(weight[row], support[row], support.sum(0)))
     missing = max(0, math.ceil(guard.min_density * support.numel()) - int(support.sum()))
     for flat in largest(weight.abs(), ~support, missing).flatten().nonzero().flatten().tolist():
@@ -44,17 +46,23 @@ def revived_values(projection: Tensor, weight: Tensor, added: Tensor) -> Tensor:
 
 
 def dropped_for(weight: Tensor, support: Tensor, added: Tensor) -> Tensor:
-    """As many entries to switch off as were added: the smallest whose row and column keep another one. Bool [d_k, d_k′]."""
-    now = support | added
-    dropped = torch.zeros_like(now)
-    order = torch.sort(torch.where(support & ~added, weight.abs(), torch.inf).flatten(), stable=True).indices
-    wanted = int(added.sum())
-    for flat in order[: int((support & ~added).sum())].tolist():
-        row, column = divmod(flat, now.shape[1])
+    """As many entries to switch off as were added, the smallest that S can spare. Bool [d_k, d_k′].
+
+    weight W with a value for each added entry. An entry can be spared when its row and column keep another one, and S its rank.
+    """
+    values = torch.where(support | added, weight, 0.0).double()
+    dropped = torch.zeros_like(added)
+    old = support & ~added
+    order = torch.sort(torch.where(old, weight.abs(), torch.inf).flatten(), stable=True).indices[: int(old.sum())]
+    rank, wanted = int(torch.linalg.matrix_rank(values)), int(added.sum())
+    for row, column in (divmod(int(flat), added.shape[1]) for flat in order):
         if int(dropped.sum()) == wanted:
             break
-        if int(now[row].sum()) > 1 and int(now[:, column].sum()) > 1:
-            now[row, column], dropped[row, column] = False, True
+        rest = values.clone()
+        rest[row, column] = 0.0
+        spared = bool(rest[row].any()) and bool(rest[:, column].any())
+        if spared and int(torch.linalg.matrix_rank(rest)) == rank:
+            values, dropped[row, column] = rest, True
     return dropped
 
 

@@ -84,7 +84,7 @@ class MaskTraining(Callback):
 
     def _look(self, trainer: "Trainer") -> None:
         snapshot = take_snapshot(trainer.engine, self._projections)
-        reports, faults = self._guard.look(trainer.engine, snapshot, trainer.state.step)
+        snapshot, reports, faults = self._guard.look(trainer.engine, snapshot, trainer.state.step)
         self._log.record(trainer, self._line(trainer.state.step, snapshot, reports) | {"mask_faults": faults})
         self._supports = snapshot.supports
         if self._tensorboard is not None and trainer.grid.is_first:

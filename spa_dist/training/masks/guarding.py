@@ -19,7 +19,7 @@ from spa_dist.errors import TrainingError
 from spa_dist.model.masks import guard, mask_method
 from spa_dist.parallel.layout import parameter_layout
 from spa_dist.training.engine import Engine
-from spa_dist.training.masks.snapshot import Snapshot
+from spa_dist.training.masks.snapshot import Snapshot, take_snapshot
 from spa_dist.training.masters import write_masters
 
 logger = logging.getLogger(__name__)
@@ -34,13 +34,15 @@ class MaskGuard:
         self._action = mask.guard.action if mask else "warn"
         self._known: set[tuple[str, str]] = set()
 
-    def look(self, engine: Engine, snapshot: Snapshot, step: int) -> tuple[dict[str, MaskReport], int]:
-        """The report of each S, and the number of faults found. A fault is reported when it first appears.
+    def look(self, engine: Engine, snapshot: Snapshot, step: int) -> tuple[Snapshot, dict[str, MaskReport], int]:
+        """The snapshot and the report of each S, after the repair where there was one, and the number of faults found.
+
+        A fault is reported when it first appears. Collective, like taking a snapshot.
 
         Raises:
             TrainingError: where the config says that a fault stops the run.
         """
-        reports = {name: mask_report(s, snapshot.supports[name]) for name, s in snapshot.projections.items()}
+        reports = _reports(snapshot)
         found: list[tuple[str, Fault]] = []
         for name, report in reports.items():
             shape = snapshot.projections[name].shape
@@ -51,9 +53,12 @@ class MaskGuard:
             if (name, fault.quantity) not in self._known:
                 self._report(name, fault, step)
         self._known = {(name, fault.quantity) for name, fault in found}
-        if self._action == "repair":
-            self._repair(engine, snapshot, {name for name, fault in found if fault.repairable})
-        return reports, len(found)
+        mended = {name for name, fault in found if fault.repairable and self._action == "repair"}
+        if mended:
+            self._repair(engine, snapshot, mended)
+            snapshot = take_snapshot(engine, self._projections)
+            reports = _reports(snapshot)
+        return snapshot, reports, len(found)
 
     def _report(self, name: str, fault: Fault, step: int) -> None:
         line = f"step {step}, {name}: {fault.message}; {self._advice(fault)}"
@@ -111,6 +116,10 @@ class MaskGuard:
             opened = method.initial(torch.ones(1))["mask_logits"].to(weight.device)
             values[f"{name}.mask_logits"] = torch.where(added, opened, parts["mask_logits"])
         return values
+
+
+def _reports(snapshot: Snapshot) -> dict[str, MaskReport]:
+    return {name: mask_report(s, snapshot.supports[name]) for name, s in snapshot.projections.items()}
 
 
 def _write_changes(engine: Engine, snapshot: Snapshot, values: dict[str, torch.Tensor]) -> None:

@@ -49,15 +49,16 @@ def test_a_repaired_support_is_sound(rows: int, columns: int, density: float, se
     mask = torch.rand(rows, columns, generator=generator) < density
     projection = weight * mask
     weight = projection if forgot else weight
-    guard = Guard(min_density=0.2)
+    guard = Guard(min_density=0.2, max_empty_rows=0.0)
     added = repaired_support(projection, weight, guard)
     assert not bool((added & mask & (projection != 0)).any())
     mended = torch.where(added, revived_values(projection, weight, added), projection)
     assert faults(mended[None], guard) == [] and mask_report(mended[None]).empty_rows == 0
-    dropped = dropped_for(weight, mask, added)
+    dropped = dropped_for(torch.where(added, mended, weight), mask, added)
     after = (mask | added) & ~dropped
     assert int(dropped.sum()) <= int(added.sum()) and not bool((dropped & added).any())
     assert bool(after.any(0).all()) and bool(after.any(1).all())
+    assert mask_report((mended * after)[None]).rank == columns
 
 
 def test_a_sound_s_is_left_alone() -> None:
