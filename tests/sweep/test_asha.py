@@ -118,17 +118,19 @@ def test_a_point_falls_with_all_of_its_seeds(tmp_path: Path) -> None:
 
 
 def test_seeds_side_by_side(tmp_path: Path) -> None:
-    """Two seeds at a time: the mean of those at the rung decides, and a seed that is behind stops where its point fell."""
+    """Two seeds at a time: their mean at the rung decides, and the lucky one, which passed alone, stops with its point."""
 
     def apart(values: Values, seed: int, tokens: int) -> float:
-        return values["optimizer.lr"] + (0.5 if seed == 1 else -0.5)
+        if values["optimizer.lr"] == 1.4:
+            return 0.5 if seed == 1 else 5.0
+        return 2.0 * values["optimizer.lr"]
 
     changed = tree(tmp_path, seeds=[1, 2]) | {"scheduler": {"name": "asha", "reduction": 2}}
     changed["space"] = {"optimizer.lr": {"grid": [1, 1.4, 1.2]}}
     state = Simulation(tmp_path / "e.jsonl", changed, apart, slots=2).run()
     assert [t.status for t in state.of_point(0)] == ["finished", "finished"]
     for trial in state.of_point(1):
-        assert (trial.status, trial.tokens) == ("stopped", REPORT)
+        assert trial.status == "stopped" and trial.tokens <= 2 * REPORT
 
 
 def test_a_killed_sweep_decides_the_same(tmp_path: Path) -> None:
