@@ -19,7 +19,7 @@ def main() -> int:
     torch.set_num_threads(1)
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     result = run_job(Job(**spec["job"]), spec["settings"], Path(spec["data"]) if spec["data"] else None)
-    Path(spec["output"]).write_text(json.dumps(result), encoding="utf-8")
+    Path(spec["output"]).write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
     return 0
 
 

@@ -95,7 +95,7 @@ def summary(config: Config, data: Path, lines: list[dict[str, Any]]) -> dict[str
     final["training_loss"] = [line["loss"] for line in lines if "loss" in line][-1]
     if masks:
         final |= {key: masks[-1][key] for key in MASK_KEYS if key in masks[-1]}
-    final["mask_faults"] = sum(len(line["mask_faults"]) for line in masks)
+    final["mask_faults"] = sum(line["mask_faults"] for line in masks)
     tree = config.model_dump(mode="json")
     tree["run"].pop("dir")
     tree["data"].pop("path")  # both are of one machine

@@ -49,7 +49,7 @@ class PairedComparison:
     difference: float
     """Mean of a − b."""
     p_value: float | None
-    """Two-sided paired t-test of a mean difference of 0; None for fewer than two seeds."""
+    """Two-sided paired t-test of a mean difference of 0; None for fewer than two seeds, and where all differences are the same number."""
     equivalence_p: float | None
     """Larger p of the two one-sided tests (TOST): below 0.05, the mean difference lies within ± margin."""
     margin: float
@@ -71,18 +71,11 @@ def compare_paired(first: Sequence[float], second: Sequence[float], margin: floa
         raise ValueError(f"pairs of runs are compared: {len(first)} values do not pair with {len(second)}")
     differences = [a - b for a, b in zip(first, second)]
     centre, spread = mean(differences), deviation(differences)
-    if spread is None:
-        return PairedComparison(1, centre, None, None, margin)
+    if not spread:
+        return PairedComparison(len(differences), centre, None, None, margin)
     degrees = len(differences) - 1
     error = spread / math.sqrt(len(differences))
-    p = 2 * student_cdf(-abs(_t(centre, error)), degrees)
-    above = student_cdf(_t(centre - margin, error), degrees)
-    below = student_cdf(-_t(centre + margin, error), degrees)
+    p = 2 * student_cdf(-abs(centre / error), degrees)
+    above = student_cdf((centre - margin) / error, degrees)
+    below = student_cdf(-(centre + margin) / error, degrees)
     return PairedComparison(len(differences), centre, p, max(above, below), margin)
-
-
-def _t(distance: float, error: float) -> float:
-    """distance / error, where an error of 0 makes any distance infinitely many errors."""
-    if error > 0:
-        return distance / error
-    return math.copysign(math.inf, distance) if distance else 0.0

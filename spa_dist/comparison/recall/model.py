@@ -41,10 +41,9 @@ class RecallAttention(nn.Module):
         mask = section.get("mask")
         del self.projection
         if mask is None:
-            block = {"block": tuple(section["block"])} if "block" in section else {}
-            drawn = make_projection(
-                section["pattern"], WIDTH, section["d_proj"], sparsity=section["sparsity"], seed=seed, **block
-            )
+            options: dict[str, Any] = {"block": tuple(section["block"])} if "block" in section else {}
+            pattern, sparsity = section["pattern"], section["sparsity"]
+            drawn = make_projection(pattern, WIDTH, section["d_proj"], sparsity=sparsity, seed=seed, **options)
             self.register_buffer("projection", drawn)
             return
         method = MaskMethod(mask["method"], TemperatureSchedule(last=steps))
