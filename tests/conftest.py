@@ -1,10 +1,14 @@
-"""Settings for every test: what passed once passes again."""
+"""Settings for every test: what passed once passes again, and Triton's kernels run where there is no GPU."""
 
 import os
 
 import pytest
 import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    # Triton's interpreter must be asked for before anything imports the kernels.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # `make test` draws the same examples each time; HYPOTHESIS_PROFILE=explore draws new ones.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
