@@ -50,9 +50,9 @@ def run(job: Job, settings: dict[str, Any]) -> dict[str, Any]:
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = settings["learning_rate"] * group["factor"] * rate(step, steps)
-        train_step(model, optimizer, recall_batch(settings["sequences"], job.pairs, data), section, step, steps)
+        loss = train_step(model, optimizer, recall_batch(settings["sequences"], job.pairs, data), section, step, steps)
         if step % settings["evaluate_every"] == 0 or step == steps:
-            curve.append({"step": step, "accuracy": accuracy(model, held_out)})
+            curve.append({"step": step, "accuracy": accuracy(model, held_out), "loss": float(loss)})
     final = {"accuracy": curve[-1]["accuracy"], "solved_at": solved_at(curve), **facts(model, section, held_out)}
     result = {"config": {"attention": section, "model": {"width": WIDTH}, "seed": seed}, "curve": curve, "final": final}
     return {**result, **costs(model, job.pairs), "seconds": time.perf_counter() - began}
@@ -81,23 +81,25 @@ def train_step(
     section: dict[str, Any],
     step: int,
     steps: int,
-) -> None:
-    """Forward, backward, update; then the mask, where it is due."""
+) -> Tensor:
+    """Forward, backward, update; then the mask, where it is due. Returns the cross-entropy before the update."""
     context, questions, answers = batch
     projection = model.attention.projection
     if isinstance(projection, LearnedProjection):
         projection.step = step
     loss = F.cross_entropy(model(context, questions).flatten(0, 1), answers.flatten())
+    penalty = torch.zeros(())
     if isinstance(projection, LearnedProjection) and projection.expected_nonzeros is not None:
-        loss = loss + section["mask"]["l0_lambda"] * projection.expected_nonzeros / projection.weight.numel()
+        penalty = section["mask"]["l0_lambda"] * projection.expected_nonzeros / projection.weight.numel()
     optimizer.zero_grad()
-    loss.backward()
+    (loss + penalty).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     if isinstance(projection, LearnedProjection) and projection.method.name == "magnitude":
         schedule = PruningSchedule(section["sparsity"], 0, steps * 3 // 4, section["mask"]["every"])
         if schedule.due(step):
             prune(projection, optimizer, schedule.sparsity(step, 0.0))
+    return loss.detach()
 
 
 @torch.no_grad()
