@@ -1,5 +1,6 @@
 """The command's runs in real processes: what is finished is not run again, what is interrupted leaves nothing."""
 
+import contextlib
 import json
 import math
 import os
@@ -84,14 +85,19 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signal
         stderr=subprocess.PIPE,
     )
     children: list[psutil.Process] = []
-    while len(children) < 2:
-        assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
-        time.sleep(0.05)
-        children = psutil.Process(process.pid).children()
-    process.send_signal(number)
-    assert process.wait(30) == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
-    assert not any(child.is_running() for child in children)
-    assert not any(path.is_file() for path in tmp_path.rglob("*")), list(tmp_path.rglob("*"))
+    try:
+        while len(children) < 2:
+            assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
+            time.sleep(0.05)
+            children = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        assert process.wait(30) == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+        assert not any(child.is_running() for child in children)
+        assert not any(path.is_file() for path in tmp_path.rglob("*")), list(tmp_path.rglob("*"))
+    finally:
+        for one in (process, *children):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
 
 
 def test_a_result_is_whole_or_not_there(tmp_path: Path) -> None:
