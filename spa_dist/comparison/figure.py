@@ -1,7 +1,7 @@
 """The figure of a comparison: a point with its spread for every variant, one colour for each d_k′."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +12,56 @@ from spa_dist.comparison.variants import VARIANTS
 Groups = Sequence[tuple[int | None, int, list[Row]]]
 
 
+LM_PANELS = (("perplexity per token", lambda row: [math.exp(loss) for loss in row.values("loss")]),)
+RECALL_PANELS = (
+    ("accuracy", lambda row: row.values("accuracy")),
+    ("steps until solved", lambda row: [step for step in row.values("solved_at") if step is not None]),
+)
+
+
 def draw(groups: Groups, task: str, path: Path) -> None:
-    """Write a PNG: one panel for each number of pairs."""
+    """Write a PNG: a column of panels for each number of pairs, a row for each measure. What was never solved has no point."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = sorted({pairs or 0 for pairs, _, _ in groups})
+    columns = sorted({pairs or 0 for pairs, _, _ in groups})
+    measures = LM_PANELS if task == "lm" else RECALL_PANELS
     names = [v.name for v in VARIANTS if any(row.variant == v.name for _, _, group in groups for row in group)]
-    size = (3.2 + 3.4 * len(panels), 1.6 + 0.26 * len(names))
-    figure, axes = pyplot.subplots(1, len(panels), figsize=size, sharey=True, layout="constrained", squeeze=False)
-    for axis, pairs in zip(axes[0], panels):
-        _panel(axis, [group for group in groups if (group[0] or 0) == pairs], names, task)
-        axis.set_title(f"{pairs} pairs" if pairs else "validation perplexity, PG-19")
+    size = (3.2 + 3.4 * len(columns), (1.2 + 0.26 * len(names)) * len(measures))
+    figure, axes = pyplot.subplots(
+        len(measures), len(columns), figsize=size, sharey=True, sharex="row", layout="constrained", squeeze=False
+    )
+    for line, (title, values) in zip(axes, measures):
+        for axis, pairs in zip(line, columns):
+            _panel(axis, [group for group in groups if (group[0] or 0) == pairs], names, values)
+            axis.set(xlabel=title, title=f"{pairs} pairs" if pairs else "")
     axes[0][0].set_yticks(range(len(names)), names)
     axes[0][0].invert_yaxis()
-    axes[0][-1].legend(fontsize=8)
+    max(axes[0], key=lambda axis: len(axis.get_legend_handles_labels()[0])).legend(fontsize=8)
     temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, dpi=120, format="png")
+    figure.savefig(temporary, dpi=110, format="png")
     temporary.replace(path)
     pyplot.close(figure)
 
 
-def _panel(axis: Any, groups: Groups, names: Sequence[str], task: str) -> None:
+def _panel(axis: Any, groups: Groups, names: Sequence[str], values_of: Callable[[Row], list[float]]) -> None:
     for index, (_, width, rows) in enumerate(groups):
         offset = 0.18 * (index - (len(groups) - 1) / 2)
-        values = [[math.exp(v) for v in row.values("loss")] if task == "lm" else row.values("accuracy") for row in rows]
+        points = [(names.index(row.variant) + offset, values_of(row)) for row in rows]
+        points = [(place, values) for place, values in points if values]
         axis.errorbar(
-            [mean(v) for v in values],
-            [names.index(row.variant) + offset for row in rows],
-            xerr=[deviation(v) or 0.0 for v in values],
+            [mean(values) for _, values in points],
+            [place for place, _ in points],
+            xerr=[deviation(values) or 0.0 for _, values in points],
             fmt="o",
             markersize=4,
             capsize=2,
+            color=f"C{WIDTH_COLOURS.get(width, 9)}",
             label=f"d_k′ = {width}",
         )
     axis.grid(alpha=0.3)
-    axis.set_xlabel("perplexity per token" if task == "lm" else "accuracy")
+
+
+WIDTH_COLOURS = {32: 2, 16: 0, 8: 1}

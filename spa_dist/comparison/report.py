@@ -40,6 +40,7 @@ def markdown(task: str, rows: Sequence[Row], measure: Measure) -> str:
     for pairs, width, group in groups_of(rows):
         parts.append(f"## d_k′ = {width}" + (f", {pairs} pairs" if pairs else ""))
         parts.append(_table(task, group, measure))
+        parts += _truncations(group, width)
         contrasts = contrasts_of(group, measure)
         if contrasts:
             parts += [f"What scale and gate do ({measure.name}, first − second):", _contrast_table(contrasts)]
@@ -74,6 +75,16 @@ def _table(task: str, group: Sequence[Row], measure: Measure) -> str:
         cells = [row.variant, *_outcomes(task, row), str(len(row.results)), *_comparison(comparison)]
         body.append([*cells, _mean_of(row, "mask_density"), _mean_of(row, "mask_gates"), *_costs(row)])
     return _lines(titles, body)
+
+
+def _truncations(group: Sequence[Row], width: int) -> list[str]:
+    """What is left of a trained dense model whose W_Qᵀ W_K is truncated to rank d_k′."""
+    found = [
+        f"{row.variant}: {spread([cut[str(width)] for cut in row.values('truncated_accuracy')], 4)}"
+        for row in group
+        if row.d_proj is None and "truncated_accuracy" in next(iter(row.results.values()))["final"]
+    ]
+    return [f"Accuracy after the trained W_Qᵀ W_K is truncated to rank {width}: {'; '.join(found)}."] if found else []
 
 
 def _outcomes(task: str, row: Row) -> list[str]:

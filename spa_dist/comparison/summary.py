@@ -41,8 +41,8 @@ class Row:
     results: dict[int, dict[str, Any]]
     """By seed."""
 
-    def values(self, key: str) -> list[float]:
-        """A number of `final`, in the order of seeds."""
+    def values(self, key: str) -> list[Any]:
+        """An entry of `final`, in the order of seeds."""
         return [self.results[seed]["final"][key] for seed in sorted(self.results)]
 
     def fact(self, key: str) -> Any:

@@ -67,3 +67,18 @@ def test_the_page_says_it(results: Results) -> None:
 
 def test_nothing_without_results(tmp_path: Path) -> None:
     assert write_report(Results(tmp_path), "recall") == [] and list(tmp_path.iterdir()) == []
+
+
+def test_recall_says_when_it_was_solved(tmp_path: Path) -> None:
+    """The mean over the seeds that solved it, and how many did; what truncation leaves of dense attention."""
+    made = Results(tmp_path)
+    cut = {"truncated_accuracy": {"8": 0.75}}
+    for seed, step in enumerate((100, None, 140)):
+        for variant, width, more in (("thin", 8, {}), ("dense", None, cut)):
+            job = Job("recall", variant, width, 48, seed)
+            final = {"accuracy": 0.5 + seed / 100, "solved_at": step, **more}
+            write_result(made.path(job), job, {"steps": 1}, {"final": final, **COSTS})
+    write_report(made, "recall")
+    page = (tmp_path / "recall.md").read_text()
+    assert "## d_k′ = 8, 48 pairs" in page and "| thin | 0.5100 ± 0.0100 | 120 (2/3) | 3 |" in page
+    assert "truncated to rank 8: dense: 0.7500 ± 0.0000." in page
