@@ -140,7 +140,7 @@ def test_gates_that_run_away_are_pulled_back(guarded: dict[str, Any]) -> None:
     said = [line for line in guarded["gates"]["said"] if ".attention.gate: the temperature" in line]
     assert said and "optimizer.lr" in said[0] and said[0].endswith("; repaired")
     values = [gate for line in guarded["gates"]["lines"] for gates in line["mask_gates"] for gate in gates]
-    assert 1.5 < max(values) < 2.0
+    assert 1.49 < max(values) <= 1.5 + 1e-6  # the log shows them after the repair
 
 
 def test_tensorboard_shows_s_over_time_and_every_number() -> None:
