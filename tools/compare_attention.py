@@ -33,13 +33,15 @@ def main() -> int:
     add("--budget-minutes", type=float, help="start no run that would end later than this")
     add("--seeds", type=int, default=3, help="runs of each variant (%(default)s)")
     add("--only", metavar="PART", help="only variants whose name contains this")
-    add("--steps", type=int, help="optimizer steps of a run in place of the task's own, for a trial")
+    add("--steps", type=int, help="optimizer steps of a run in place of the task's own")
+    add("--learning-rate", type=float, help="peak rate in place of the task's own")
     args = parser.parse_args()
-    for name in ("workers", "seeds", "steps", "budget_minutes"):
+    for name in ("workers", "seeds", "steps", "learning_rate", "budget_minutes"):
         if getattr(args, name) is not None and getattr(args, name) <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    settings = task_settings(args.task, args.data, args.steps)
+    changes = {name: getattr(args, name) for name in ("steps", "learning_rate") if getattr(args, name) is not None}
+    settings = task_settings(args.task, args.data, **changes)
     results = Results(args.output)
     runner = Runner(
         results,

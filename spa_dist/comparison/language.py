@@ -22,16 +22,18 @@ BATCH = 4
 EVALUATIONS = 4
 SEQUENCES = 128
 """Of the validation split, spread evenly over it; the same for every run."""
-SETTINGS: dict[str, Any] = {"every": 40, "l0_lambda": {"gumbel": 1.0, "l0": 1.0}}
+SETTINGS: dict[str, Any] = {"every": 40, "l0_lambda": {"gumbel": 0.015, "l0": 0.025}}
 """Steps between mask updates, and the λ at which the density ends near 20 %."""
+LEARNING_RATE = 3e-3
 FIRST_SEED = 1234
 
 
-def settings(dataset: Dataset, steps: int) -> dict[str, Any]:
+def settings(dataset: Dataset, steps: int = STEPS, learning_rate: float = LEARNING_RATE) -> dict[str, Any]:
     """What, besides the job, decides a run's result; a result is reused only where these are the same."""
     train = dataset.split("train")
     data = {"tokenizer_sha256": dataset.index.tokenizer_sha256, "train_tokens": train.tokens}
-    return {"steps": steps, "batch": BATCH, "sequences": SEQUENCES, "data": data, **SETTINGS}
+    sizes = {"steps": steps, "batch": BATCH, "sequences": SEQUENCES, "learning_rate": learning_rate}
+    return {**sizes, "data": data, **SETTINGS}
 
 
 def run_config(job: Job, settings: dict[str, Any], data: Path, folder: Path) -> Config:
@@ -51,7 +53,7 @@ def run_config(job: Job, settings: dict[str, Any], data: Path, folder: Path) -> 
             "attention": job.definition().attention(job.d_proj or HEAD_DIM, settings),
             "batch": {"global_size": settings["batch"]},
             "data": {"path": str(data)},
-            "optimizer": {"lr": 0.003},
+            "optimizer": {"lr": settings["learning_rate"]},
             "schedule": {"name": "cosine", "warmup_steps": steps // 10, "min_ratio": 0.1},
             "checkpoint": {"every": 0},
             "logging": {"every": max(1, steps // 40), "tensorboard": False, "progress": False},

@@ -35,8 +35,8 @@ MEASURES = {
 }
 
 
-def task_settings(task: str, data: Path | None, steps: int | None) -> dict[str, Any]:
-    """What decides a run's result besides its job; steps in place of the task's own.
+def task_settings(task: str, data: Path | None, **changes: Any) -> dict[str, Any]:
+    """What decides a run's result besides its job; changes: `steps` and `learning_rate` in place of the task's own.
 
     Raises:
         ConfigError: language modelling without a dataset.
@@ -44,13 +44,13 @@ def task_settings(task: str, data: Path | None, steps: int | None) -> dict[str, 
     if task == "recall":
         from spa_dist.comparison.recall import train
 
-        return train.settings(steps or train.STEPS)
+        return train.settings(**changes)
     if data is None:
         raise ConfigError("--task lm needs --data DATASET, made by data_pipeline/prepare.py (see --help)")
     from data_pipeline.dataset import open_dataset
     from spa_dist.comparison import language
 
-    return language.settings(open_dataset(data), steps or language.STEPS)
+    return language.settings(open_dataset(data), **changes)
 
 
 def task_jobs(task: str, only: str | None, seeds: int) -> list[Job]:

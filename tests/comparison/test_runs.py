@@ -39,7 +39,7 @@ def test_a_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Two tasks side by side; a second call runs nothing, other settings are refused, a run that fails leaves no file."""
     data = write_dataset(tmp_path / "data")
     results = Results(tmp_path / "out")
-    settings = task_settings("lm", data, 8) | {"every": 2, "sequences": 4}
+    settings = task_settings("lm", data, steps=8) | {"every": 2, "sequences": 4}
     job = Job("lm", "adaptive magnitude, paper", 16, None, 0)
     wrong = Job("lm", "learned magnitude, paper", 96, None, 0)  # d_k′ above d_k
     counted: list[int] = []
@@ -128,7 +128,7 @@ def test_seeds_come_one_after_the_other() -> None:
 def test_every_config_is_whole(variant, d_proj: int, tmp_path: Path) -> None:
     """It passes the rules, sets no option that does nothing, and S starts denser than it ends."""
     job = Job("lm", variant.name, d_proj if variant.has_width else None, None, 1)
-    settings = {"steps": 480, "batch": 4, "sequences": 8, **language.SETTINGS}
+    settings = {"steps": 480, "batch": 4, "sequences": 8, "learning_rate": 1e-3, **language.SETTINGS}
     config = language.run_config(job, settings, tmp_path, tmp_path / "run")
     check_start(config)
     assert list(idle_options(config)) == []
