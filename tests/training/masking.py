@@ -30,7 +30,8 @@ STEPS = 50
 # Adam's eps is large enough that a gradient which is nothing but rounding does not become a step of the size of lr.
 MASKED: dict[str, Any] = {
     "run.steps": STEPS, "attention.trainable": False, "attention.qk_norm": False, "model.sequence_length": 8,
-    "optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.eps": 1e-4, "attention.mask.every": 1,
+    "optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.eps": 1e-4, "optimizer.weight_decay": 0.1,
+    "attention.mask.every": 1,
 }  # fmt: skip
 MAGNITUDE: dict[str, Any] = MASKED | {
     "attention.pattern": "learned", "attention.mask.method": "magnitude", "attention.sparsity": 0.7,
