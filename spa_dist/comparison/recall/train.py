@@ -7,7 +7,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from spa_dist.attention.masks import LearnedProjection, PruningSchedule, mask_report, number_kept, pruned
+from spa_dist.attention.masks import (
+    LearnedProjection,
+    PruningSchedule,
+    mask_penalty,
+    mask_report,
+    set_step,
+    update_masks,
+)
 from spa_dist.comparison.jobs import Job
 from spa_dist.comparison.recall.data import recall_batch
 from spa_dist.comparison.recall.model import WIDTH, RecallModel, truncated
@@ -86,33 +93,18 @@ def train_step(
 ) -> Tensor:
     """Forward, backward, update; then the mask, where it is due. Returns the cross-entropy before the update."""
     context, questions, answers = batch
-    projection = model.attention.projection
-    if isinstance(projection, LearnedProjection):
-        projection.step = step
+    mask = section.get("mask") or {}
+    set_step(model, step)
     loss = F.cross_entropy(model(context, questions).flatten(0, 1), answers.flatten())
-    penalty = torch.zeros(())
-    if isinstance(projection, LearnedProjection) and projection.expected_nonzeros is not None:
-        penalty = section["mask"]["l0_lambda"] * projection.expected_nonzeros / projection.weight.numel()
+    penalty = mask.get("l0_lambda", 0.0) * mask_penalty(model)
     optimizer.zero_grad()
     (loss + penalty).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    if isinstance(projection, LearnedProjection) and projection.method.name == "magnitude":
-        schedule = PruningSchedule(section["sparsity"], 0, steps * 3 // 4, section["mask"]["every"])
-        if schedule.due(step):
-            prune(projection, optimizer, schedule.sparsity(step, 0.0))
+    if mask:
+        schedule = PruningSchedule(section["sparsity"], 0, steps * 3 // 4, mask["every"])
+        update_masks(model, step, schedule, optimizer)
     return loss.detach()
-
-
-@torch.no_grad()
-def prune(projection: LearnedProjection, optimizer: torch.optim.Optimizer, sparsity: float) -> None:
-    """Keep the largest weights; what leaves the mask is zero, and so are its Adam moments."""
-    weight = projection.weight
-    kept = number_kept(sparsity, weight[0].numel())
-    mask, survivors = pruned(weight, projection.mask.bool(), None, kept=kept, regrown=0)
-    projection.mask.copy_(mask)
-    for tensor in (weight, optimizer.state[weight]["exp_avg"], optimizer.state[weight]["exp_avg_sq"]):
-        tensor.mul_(survivors)
 
 
 @torch.no_grad()
