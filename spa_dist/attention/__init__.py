@@ -6,7 +6,7 @@ from spa_dist.attention.module import SparseProjectionAttention
 from spa_dist.attention.projection import PATTERNS, make_projection, num_projections
 from spa_dist.attention.report import ProjectionReport, projection_report
 from spa_dist.attention.rotary import apply_rotary, rotary_tables
-from spa_dist.attention.widths import KINDS, logit_scale, query_key_width
+from spa_dist.attention.widths import KINDS, logit_scale, query_key_lr_scale, query_key_width
 
 __all__ = [
     "KINDS",
@@ -22,6 +22,7 @@ __all__ = [
     "on_support",
     "project",
     "projection_report",
+    "query_key_lr_scale",
     "query_key_width",
     "rotary_tables",
 ]

@@ -47,3 +47,18 @@ def logit_scale(scale: str | float, d_k: int, d_proj: int) -> float:
     if isinstance(scale, (int, float)) and not isinstance(scale, bool) and math.isfinite(scale) and scale > 0:
         return float(scale)
     raise ValueError(f"scale must be 'paper', 'unbiased' or a positive number, not {scale!r}")
+
+
+def query_key_lr_scale(lr_scale: str | float, kind: str, d_k: int, d_proj: int) -> float:
+    """The factor on the learning rate of W_Q and W_K.
+
+    "matched" makes the folded weight W_Q·S of kind "spa" move as fast as the W_Q of kind "thin". A gradient step of size η on W_Q moves
+    W_Q·S by -η G Sᵀ S, where G is the gradient of W_Q·S, and E[Sᵀ S] = (d_k/d_k′) I follows from E[S Sᵀ] = I for i.i.d. entries. Adam's
+    step has entries of ±η; through a Gaussian S it has a root mean square of η √(2/π) d_k/d_k′ along G. Hence d_k′/d_k.
+    A finite positive number is taken as it stands. Raises ValueError for anything else.
+    """
+    if lr_scale == "matched":
+        return d_proj / d_k if kind == "spa" else 1.0
+    if isinstance(lr_scale, (int, float)) and not isinstance(lr_scale, bool) and math.isfinite(lr_scale) and lr_scale > 0:
+        return float(lr_scale)
+    raise ValueError(f"lr_scale must be 'matched' or a positive number, not {lr_scale!r}")

@@ -20,12 +20,19 @@ _ADAPTIVE = [
         (f"adaptive {method}, paper", f"learned {method}, unbiased"),
     )
 ]
+_RATES = [
+    *((f"random, lr ×1, {scale}", f"random, {scale}") for scale in ("paper", "unbiased")),
+    ("random, lr ×1, unbiased", "random, lr ×1, paper"),
+    *((f"random + gate, lr ×1, {scale}", f"random, lr ×1, {scale}") for scale in ("paper", "unbiased")),
+    ("random + gate, lr ×1, paper", "random, lr ×1, unbiased"),
+]
 CONTRASTS: tuple[tuple[str, str], ...] = (
     *_GATES,
     *_SCALES,
     ("random, unbiased", "random, paper"),
     ("random + gate, paper", "random, unbiased"),
     *_ADAPTIVE,
+    *_RATES,
 )
 """Pairs whose differences say whether the adaptive gate does more than mend the scale 1/√d_k′. If that is all it does, its gain at the
 paper's scale is that of the unbiased scale, and at the unbiased scale, on thin and on dense attention it gains nothing."""

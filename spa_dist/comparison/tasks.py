@@ -12,7 +12,7 @@ TASKS = ("lm", "recall")
 SOME = (
     *("dense", "thin", "random, paper", "random, unbiased", "learned magnitude, paper", "learned magnitude, unbiased"),
     *("learned gumbel, paper", "learned gumbel, unbiased", "adaptive gumbel, paper", "adaptive gumbel, unbiased"),
-    *("thin + gate", "random + gate, paper", "random + gate, unbiased"),
+    *("thin + gate", "random + gate, paper", "random + gate, unbiased", "random, lr ×1, paper"),
 )
 """Variants that recall is measured for at other numbers of pairs than the middle one, and at the two smaller d_k′."""
 

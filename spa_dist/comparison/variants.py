@@ -1,7 +1,8 @@
 """The kinds of attention that are compared, and the controls that say what a difference between them is due to.
 
 The controls: `thin` has the function class of every full-rank S at the same cost; a gate on dense, thin and random attention says how
-much of the adaptive pattern's gain is its gate, and at which scale; the dense variants bound what the width can give.
+much of the adaptive pattern's gain is its gate, and at which scale; `lr ×1` is the paper's training, in which W_Q and W_K learn at the
+model's rate and W_Q·S therefore faster than thin's W_Q; the dense variants bound what the width can give.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ class Variant:
     kind: str = "spa"
     pattern: str = "random"
     scale: str = "paper"
+    lr_scale: str | float = "matched"
+    """Learning rate of W_Q and W_K with SPA: at the model's own it moves W_Q·S d_k/d_k′ times as far as thin's W_Q."""
     gate: bool = False
     method: str | None = None
     """Of a learned mask."""
@@ -41,7 +44,7 @@ class Variant:
         """
         section: dict[str, Any] = {"kind": self.kind, "d_proj": d_proj, "gate": self.gate}
         if self.kind == "spa":
-            section |= {"pattern": self.pattern, "scale": self.scale, "sparsity": SPARSITY}
+            section |= {"pattern": self.pattern, "scale": self.scale, "sparsity": SPARSITY, "lr_scale": self.lr_scale}
         if self.pattern == "block":
             section["block"] = list(block_size(d_proj))
         if self.method is not None:
@@ -88,6 +91,8 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("dense + gate", kind="dense", gate=True),
     Variant("thin + gate", kind="thin", gate=True),
     *_both_scales("random + gate", gate=True),
+    *_both_scales("random, lr ×1", lr_scale=1.0),
+    *_both_scales("random + gate, lr ×1", gate=True, lr_scale=1.0),
     Variant("learned gumbel, paper, λ=1e-5", pattern="learned", method="gumbel", l0_lambda=PAPER_LAMBDA),
     Variant("learned l0, paper, λ=1e-5", pattern="learned", method="l0", l0_lambda=PAPER_LAMBDA),
 )

@@ -48,6 +48,8 @@ def _attention_rules(config: Config) -> Iterator[str]:
         yield f"{where}={width} is odd, and model.positions=rope turns pairs of features: use an even width"
     if isinstance(attention.scale, float | int) and attention.scale <= 0:
         yield f"attention.scale={attention.scale} must be above 0, or 'paper' or 'unbiased'"
+    if attention.lr_scale != "matched" and not attention.lr_scale > 0:
+        yield f"attention.lr_scale={attention.lr_scale} must be above 0, or 'matched'"
     if attention.block is not None and min(attention.block) < 1:
         yield f"attention.block={list(attention.block)}: rows and columns of a block are at least 1"
     if attention.gate and attention.qk_norm:
@@ -98,6 +100,8 @@ def idle_options(config: Config) -> Iterator[str]:
                 and getattr(attention, option) != type(attention).model_fields[option].default
             ):
                 yield f"attention.{option} has no effect: attention.kind is {attention.kind!r}"
+    if attention.kind != "spa" and attention.lr_scale == "matched":
+        yield f"attention.lr_scale='matched' has no effect: attention.kind is {attention.kind!r}"
     if config.parallel.sequence and config.parallel.tensor == 1:
         yield "parallel.sequence has no effect: parallel.tensor is 1"
     if (

@@ -83,6 +83,9 @@ class AttentionConfig(Section):
     """Share of zeros in S, or where pruning of a learned S ends. The paper's sparsity s is 1 / (1 − sparsity)."""
     scale: Literal["paper", "unbiased"] | float = "paper"
     """Factor on the scores: 1/√d_k′ (`paper`), 1/√d_k (`unbiased`: ⟨qS, kS⟩ estimates ⟨q, k⟩), or a number."""
+    lr_scale: Literal["matched"] | float = 1.0
+    """Learning rate of W_Q and W_K as a multiple of the model's. A step of W_Q moves W_Q·S about d_k/d_k′ times as far as it moves a W_Q
+    born d_k′ wide: `matched` is d_k′/d_k for SPA, 1 for other kinds."""
     per: Literal["layer", "head"] = "layer"
     """One S per layer, shared by its heads, or one per (key/value) head."""
     trainable: bool = False

@@ -16,6 +16,7 @@ BROKEN = [
     (["attention.d_proj=33", "attention.kind=thin"], "attention.d_proj=33 is odd"),
     (["attention.d_proj=66", "attention.kind=thin"], "attention.d_proj=66 is larger than model.head_dim=64"),
     (["attention.scale=0"], "attention.scale=0"),
+    (["attention.lr_scale=0"], "attention.lr_scale=0.0 must be above 0, or 'matched'"),
     (["attention.block=[0,4]", "attention.pattern=block"], "attention.block=[0, 4]"),
     (["model.num_kv_heads=1", "parallel.tensor=2"], "model.num_kv_heads=1 is not divisible by parallel.tensor=2"),
     (["model.ffn_hidden_size=511", "parallel.tensor=2"], "model.ffn_hidden_size=511 is not divisible by parallel.tensor=2"),
@@ -84,6 +85,10 @@ def test_what_just_fits_passes(overrides: list[str]) -> None:
     [
         (["attention.bandwidth=8"], "attention.bandwidth has no effect: only pattern 'banded'"),
         (["attention.kind=dense", "attention.scale=unbiased"], "attention.scale has no effect: attention.kind is 'dense'"),
+        (
+            ["attention.kind=thin", "attention.lr_scale=matched"],
+            "attention.lr_scale='matched' has no effect: attention.kind is 'thin'",
+        ),
         (["parallel.sequence=true"], "parallel.sequence has no effect: parallel.tensor is 1"),
         (["attention.mask.method=none"], "attention.mask has no effect: only patterns 'learned' and 'adaptive'"),
         ([*PRUNED, "attention.mask.gumbel={}"], "attention.mask.gumbel has no effect: attention.mask.method is 'magnitude'"),

@@ -39,7 +39,7 @@ MAGNITUDE: dict[str, Any] = MASKED | {
 }  # fmt: skip
 GUMBEL: dict[str, Any] = MASKED | {
     "attention.pattern": "adaptive", "attention.mask.method": "gumbel", "attention.mask.gumbel": {}, "attention.mask.lr_scale": 8.0,
-    "attention.mask.l0_lambda": 0.5,
+    "attention.mask.l0_lambda": 0.5, "attention.lr_scale": "matched",
 }  # fmt: skip
 L0: dict[str, Any] = MASKED | {
     "attention.pattern": "learned", "attention.mask.method": "l0", "attention.mask.l0": {}, "attention.mask.lr_scale": 8.0,
@@ -125,11 +125,13 @@ def train_bare(config: Config) -> dict[str, Any]:
     tensors = model_tensors(model)
     named = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     optimizer, mask = config.optimizer, config.attention.mask
-    assert mask is not None
+    assert mask is not None and config.model.head_dim and config.attention.d_proj
+    matched = config.attention.d_proj / config.model.head_dim if config.attention.lr_scale == "matched" else 1.0
+    scales = {"mask_logits": mask.lr_scale, "query": matched, "key": matched}
     groups = [
         {
             "params": [tensor],
-            "lr": optimizer.lr * (mask.lr_scale if "mask_logits" in name else 1.0),
+            "lr": optimizer.lr * math.prod(scale for part, scale in scales.items() if part in name),
             "weight_decay": optimizer.weight_decay if tensor.dim() > 1 and "mask_logits" not in name else 0.0,
         }
         for name, tensor in named.items()

@@ -7,6 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from spa_dist.attention import query_key_lr_scale
 from spa_dist.attention.masks import (
     LearnedProjection,
     PruningSchedule,
@@ -31,9 +32,8 @@ HELD_OUT = 64
 """Sequences of an evaluation."""
 SOLVED = 0.99
 LEARNING_RATE = 1e-3
-"""Of all variants. S with E[S Sᵀ] = I has columns of norm √(d_k/d_k′), so the scale of the scores and the rate at which they move differ by
-variant: what does not learn at one rate may learn at a third of it."""
-SETTINGS: dict[str, Any] = {"every": 40, "l0_lambda": {"gumbel": 0.25, "l0": 0.2}}
+"""Of all but W_Q and W_K of SPA, whose rate the variant scales."""
+SETTINGS: dict[str, Any] = {"every": 40, "l0_lambda": {"gumbel": 0.2, "l0": 0.23}}
 """Steps between mask updates, and the λ at which the density ends near 20 %."""
 FIRST_SEED = 4321
 
@@ -74,12 +74,14 @@ def rate(step: int, steps: int) -> float:
 
 
 def make_optimizer(model: nn.Module, section: dict[str, Any], lr: float) -> torch.optim.Optimizer:
-    """Adam; the logits of a mask have a learning rate of their own, as in the trainer."""
-    logits = [p for p in model.parameters() if getattr(p, "no_weight_decay", False)]
-    rest = [p for p in model.parameters() if not getattr(p, "no_weight_decay", False)]
-    groups = [{"params": rest, "factor": 1.0}]
-    if logits:
-        groups.append({"params": logits, "factor": section["mask"]["lr_scale"]})
+    """Adam; W_Q, W_K and the logits of a mask have learning rates of their own, as in the trainer."""
+    query_key = query_key_lr_scale(section.get("lr_scale", 1.0), section["kind"], HEAD_DIM, section["d_proj"])
+    groups = []
+    for name, parameter in model.named_parameters():
+        is_logit = getattr(parameter, "no_weight_decay", False)
+        is_query_or_key = name in ("attention.query.weight", "attention.key.weight")
+        factor = section["mask"]["lr_scale"] if is_logit else query_key if is_query_or_key else 1.0
+        groups.append({"params": [parameter], "factor": factor})
     return torch.optim.Adam(groups, lr=lr, betas=(0.9, 0.98), fused=True)
 
 
