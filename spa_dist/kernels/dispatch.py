@@ -12,6 +12,7 @@ from spa_dist.kernels.flex import flex_attention, flex_refusal
 from spa_dist.kernels.problem import Problem
 from spa_dist.kernels.reference import reference_attention
 from spa_dist.kernels.sdpa import SHORT, sdpa_attention, sdpa_refusal
+from spa_dist.kernels.single_query import is_single_query
 from spa_dist.kernels.tiled import tiled_attention
 from spa_dist.kernels.triton_backend import run_triton, triton_refusal
 
@@ -50,8 +51,13 @@ class Rule(NamedTuple):
 
 
 def _short_on_cpu(p: Problem) -> bool:
-    plain = not p.has_lengths and p.group == 1 and p.queries in (1, p.keys)
+    plain = not p.has_lengths and p.group == 1 and p.queries == p.keys
     return p.device.type == "cpu" and p.dtype != torch.float64 and plain and p.keys <= SHORT
+
+
+def _decodes_dense_on_cpu(p: Problem) -> bool:
+    equal = p.d_qk == p.d_v and p.group == 1
+    return p.device.type == "cpu" and p.dtype == torch.float32 and equal and is_single_query(p)
 
 
 def _half(p: Problem) -> bool:
@@ -61,6 +67,7 @@ def _half(p: Problem) -> bool:
 # On CPU measured (docs/results/kernels.md); on CUDA by the arithmetic, until somebody runs tools/gpu_suite.py and moves the rows.
 AUTO: tuple[Rule, ...] = (
     Rule("sdpa", _short_on_cpu, f"at most {SHORT} keys, where torch's smaller overhead per call decides"),
+    Rule("sdpa", _decodes_dense_on_cpu, "one query at equal widths, a single call of torch"),
     Rule("tiled", lambda p: p.device.type == "cpu", "tiles of whole score rows on the CPU's own matrix product"),
     Rule(
         "sdpa",

@@ -16,11 +16,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spa_dist.kernels.problem import Problem, without_padding
+from spa_dist.kernels.single_query import is_single_query, single_query_attention
 from spa_dist.kernels.tiles import Tile, hidden_corner, keep_mask, keep_scale, tiles
 
 
 def tiled_attention(p: Problem, q_bhnd: Tensor, k_bgmd: Tensor, v_bgme: Tensor, key_lengths: Tensor | None) -> Tensor:
     """Attention of `spa_dist.kernels.attention`, differentiable once, deterministic on CPU."""
+    if is_single_query(p):
+        out = single_query_attention(p, q_bhnd, k_bgmd, v_bgme, product_dtype=_product_dtype(p, p.keys))
+        if out is not None:
+            return out
     return _Tiled.apply(q_bhnd, k_bgmd, v_bgme, key_lengths, p)
 
 
@@ -28,6 +33,10 @@ HALF_PRODUCT_KEYS = 128
 """From this many keys on, a tile's products of width d_v run in half precision."""
 KEPT_BYTES = 16 << 20
 """Largest scratch tile that a thread keeps between calls; there are two."""
+
+
+def _product_dtype(p: Problem, keys: int) -> torch.dtype:
+    return p.dtype if keys >= HALF_PRODUCT_KEYS else torch.promote_types(p.dtype, torch.float32)
 
 
 _kept = threading.local()
@@ -69,7 +78,7 @@ class _Operands:
 
     def __init__(self, p: Problem, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor | None) -> None:
         self.p = p
-        self.score_dtype = p.dtype if p.dtype in (torch.float32, torch.float64) else torch.float32
+        self.score_dtype = torch.promote_types(p.dtype, torch.float32)
         z = p.batch * p.kv_heads
         self.q_zrnd = (q.to(self.score_dtype) * p.scale).reshape(z, p.group, p.queries, p.d_qk)
         k, v = without_padding(p, k, key_lengths), without_padding(p, v, key_lengths)
@@ -126,7 +135,7 @@ class _Operands:
 
     def product_dtype(self, t: Tile) -> torch.dtype:
         """What the products of width d_v run in."""
-        return self.p.dtype if t.keys >= HALF_PRODUCT_KEYS else self.score_dtype
+        return _product_dtype(self.p, t.keys)
 
     def values(self, t: Tile) -> Tensor:
         """The tile's values [z, keys, d_v] in `product_dtype`."""

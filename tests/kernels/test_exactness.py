@@ -1,11 +1,23 @@
 """Every backend of the CPU against float64, over random shapes, strides, lengths and dtypes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from spa_dist.kernels import attention
-from tests.kernels.support import ROUNDOFF, assert_as_exact_as_torch, cases, oracle, tensors, with_gradients
+from tests.kernels.support import (
+    ROUNDOFF,
+    assert_as_exact_as_torch,
+    cases,
+    oracle,
+    tensors,
+    torch_attention,
+    visible,
+    with_gradients,
+)
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -42,6 +54,37 @@ def test_a_large_common_part_of_the_values_costs_no_digits_of_the_gradient(dtype
     mine = with_gradients(lambda *x: attention(*x, scale=0.3, backend="tiled"), q, k, v, d_out)
     for a, b in zip(mine[1:3], exact[1:3], strict=True):
         assert float((a.double() - b).norm() / b.norm()) < 2 * ROUNDOFF[dtype]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(DTYPES, max_length=300), st.sampled_from(["tiled", "auto"]), st.booleans())
+def test_decoding_is_as_exact_as_torch(case, backend, infinite):
+    """One query without a gradient, which has a path of its own; keys of -inf scores are not seen, in one row or in all."""
+    case = replace(case, queries=1)
+    q, k, v, _ = tensors(case)
+    seen = visible(case)
+    if infinite:
+        q, k = q.abs() + 0.1, k.clone()
+        hidden = torch.arange(case.keys) % 3 > 0 if case.seed % 2 else torch.ones(case.keys, dtype=torch.bool)
+        k[0, :, hidden] = -torch.inf
+        seen[0, :, hidden] = False
+    mine = attention(q, k, v, scale=case.scale, causal=case.causal, key_lengths=case.key_lengths, backend=backend)
+    k = k.masked_fill(k == -torch.inf, 0.0)
+    exact, theirs = oracle(q, k, v, seen, case.scale), torch_attention(q, k, v, seen, case.scale)
+    assert mine.dtype == case.dtype and mine.shape == exact.shape
+    floor = (0.25 if case.dtype != torch.float64 else 1e4) * ROUNDOFF[case.dtype] * float(exact.norm())
+    error = float((mine.double() - exact).norm())
+    assert error <= 2 * float((theirs.double() - exact).norm()) + floor, f"error {error:.3g}, floor {floor:.3g}"
+
+
+def test_decoding_does_not_need_the_general_path(monkeypatch):
+    """Whatever the softmax of a row of -inf gives, the general path answers; finite scores do not reach it."""
+    from spa_dist.kernels import tiled
+
+    monkeypatch.setattr(tiled._Tiled, "apply", lambda *_: pytest.fail("the general path"))
+    q, k, v = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 16)
+    with torch.no_grad():
+        assert attention(q, k, v, scale=0.3, causal=True).shape == (2, 4, 1, 16)
 
 
 @settings(max_examples=40, deadline=None)
