@@ -1,7 +1,10 @@
-"""Run the jobs that are not finished yet, several at a time, each in a process with one thread."""
+"""Run the jobs that are not finished yet, several at a time, each in a process of its own with one thread."""
 
+import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -9,11 +12,59 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from spa_dist.comparison.jobs import Job, Results, write_result
 
-POLL_SECONDS = 0.05
+END_SECONDS = 10.0
+"""After SIGTERM."""
+
+
+class Worker:
+    """A process that forks for each job, so that imports are paid for once. SIGTERM ends it and what it runs."""
+
+    def __init__(self, task: str, scratch: Path):
+        with (scratch / "workers.txt").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "spa_dist.comparison.child", task],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)},
+                text=True,
+                start_new_session=True,
+            )
+
+    def fileno(self) -> int:
+        """Where its answers come from, for select."""
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+    def ask(self, folder: Path) -> None:
+        """Start the job of a folder."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has died: `answer` says so
+            self.process.stdin.write(f"{folder}\n")
+            self.process.stdin.flush()
+
+    def answer(self) -> int | None:
+        """The job's exit code; None where the worker itself has ended."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return int(line) if line else None
+
+    def end(self) -> None:
+        """End it and what it runs."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
 
 
 @dataclass
@@ -21,9 +72,8 @@ class Running:
     """A job on its way."""
 
     job: Job
-    process: "subprocess.Popen[bytes]"
+    worker: Worker
     folder: Path
-    log: IO[bytes]
     began: float
 
 
@@ -55,23 +105,25 @@ class Runner:
         """Run what is not finished; returns how many jobs are left for another time."""
         waiting = [job for job in jobs if not self._results.has(job, self._settings)]
         self._say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them finished before")
-        began, running = time.monotonic(), list[Running]()
+        began, running, idle = time.monotonic(), dict[Worker, Running](), list[Worker]()
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 while running or waiting:
                     while waiting and len(running) < self._workers and self._has_time(began):
-                        running.append(self._start(waiting.pop(0), Path(scratch)))
+                        worker = idle.pop() if idle else Worker(waiting[0].task, Path(scratch))
+                        running[worker] = self._start(waiting.pop(0), worker, Path(scratch))
                     if not running:
                         break
-                    time.sleep(POLL_SECONDS)
-                    for done in [one for one in running if one.process.poll() is not None]:
-                        running.remove(done)
-                        self._finish(done, len(waiting) + len(running))
+                    for worker in select.select(list(running), [], [])[0]:
+                        done, code = running.pop(worker), worker.answer()
+                        if code is None:
+                            worker.end()
+                        else:
+                            idle.append(worker)
+                        self._finish(done, code, len(waiting) + len(running))
             finally:
-                for one in running:
-                    one.process.kill()
-                    one.process.wait()
-                    one.log.close()
+                for worker in (*running, *idle):
+                    worker.end()
         return len(waiting)
 
     def _has_time(self, began: float) -> bool:
@@ -80,40 +132,34 @@ class Runner:
         expected = sum(self._durations) / len(self._durations) if self._durations else 0.0
         return time.monotonic() - began + expected < self._budget
 
-    def _start(self, job: Job, scratch: Path) -> Running:
+    def _start(self, job: Job, worker: Worker, scratch: Path) -> Running:
         folder = scratch / job.name
         folder.mkdir()
         data = str(self._data.resolve()) if self._data else None
         spec = {"job": asdict(job), "settings": self._settings, "data": data, "output": str(folder / "result.json")}
         (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
-        log = (folder / "log.txt").open("w+b")
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "spa_dist.comparison.child", str(folder / "spec.json")],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-        return Running(job, process, folder, log, time.monotonic())
+        worker.ask(folder)
+        return Running(job, worker, folder, time.monotonic())
 
-    def _finish(self, done: Running, left: int) -> None:
+    def _finish(self, done: Running, code: int | None, left: int) -> None:
         seconds = time.monotonic() - done.began
         self._durations.append(seconds)
         remaining = left * sum(self._durations) / len(self._durations) / self._workers
         clock = f"{seconds:.0f} s; {left} to go, about {duration(remaining)}"
         output = done.folder / "result.json"
-        if done.process.returncode == 0 and output.exists():
+        log = done.folder.parent / "workers.txt" if code is None else done.folder / "log.txt"
+        if code == 0 and output.exists():
             result = json.loads(output.read_text(encoding="utf-8"))
             result["process_seconds"] = seconds
             write_result(self._results.path(done.job), done.job, self._settings, result)
             self._say(f"{done.job.title}: {outcome(result)}; {clock}")
             self._finished()
         else:
-            done.log.seek(0)
-            lines = done.log.read().decode(errors="replace").strip().splitlines() or ["no output"]
-            self.failed.append(f"{done.job.title}: exit code {done.process.returncode}: {lines[-1]}")
+            text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            last = (text.strip().splitlines() or ["no output"])[-1]
+            reason = "its worker died" if code is None else f"exit code {code}"
+            self.failed.append(f"{done.job.title}: {reason}: {last}")
             self._say(f"failed: {self.failed[-1]}; {clock}")
-        done.log.close()
 
 
 def outcome(result: dict[str, Any]) -> str:

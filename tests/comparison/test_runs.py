@@ -86,10 +86,10 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signal
     )
     children: list[psutil.Process] = []
     try:
-        while len(children) < 2:
+        while len(children) < 4:  # two workers and what each of them runs
             assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
             time.sleep(0.05)
-            children = psutil.Process(process.pid).children()
+            children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
         assert process.wait(30) == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
         assert not any(child.is_running() for child in children)
