@@ -14,7 +14,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ SHAPES = (
     "32,4,128,64,32,64",
     "8,4,128,32,16,32",
 )
+WORKS = ("scores", "forward", "forward+backward", "decode")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Run = Callable[[], object]
 Clock = Callable[[], float]
@@ -45,6 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="B,H,N,d_k,d_proj,d_v")
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"], choices=list(DTYPES))
+    parser.add_argument("--works", nargs="+", default=WORKS, choices=WORKS)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--flex", action="store_true", help="let FlexAttention take part on CPU (compiles for each shape)")
     parser.add_argument(
@@ -63,7 +65,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for text in args.shapes:
         for dtype in args.dtypes:
-            for row in measure(parse_shape(text), dtype, device, args.rounds, args.flex, clock):
+            for row in measure(parse_shape(text), dtype, args.works, device, args.rounds, args.flex, clock):
                 print(table_line(row), flush=True)
                 rows.append(row)
             if args.output:  # after each shape, so that a run that is stopped leaves what it measured
@@ -82,7 +84,13 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def measure(
-    shape: tuple[int, ...], dtype: str, device: torch.device, rounds: int, flex: bool, clock: Clock
+    shape: tuple[int, ...],
+    dtype: str,
+    works: Sequence[str],
+    device: torch.device,
+    rounds: int,
+    flex: bool,
+    clock: Clock,
 ) -> Iterator[dict[str, Any]]:
     """One row per kind of work: times of both sides, their ratio, its limit, and the share of the limit that is reached."""
     d_k, d_proj, d_v = shape[3:]
@@ -93,7 +101,8 @@ def measure(
         "forward+backward": (4 * d_k + 3 * d_v) / (4 * d_proj + 3 * d_v),
         "decode": (d_k + d_v) / (d_proj + d_v),
     }
-    for work, limit in limits.items():
+    for work in works:
+        limit = limits[work]
         candidates = {
             (side, backend): run
             for side, (q, k, v, d_out) in sides.items()

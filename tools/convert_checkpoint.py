@@ -51,7 +51,8 @@ def _import(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-
+    if args.max_shard_size and args.format not in ("safetensors", "huggingface"):
+        parser.error("--max-shard-size has no effect on --format pytorch, which is one file: use --format safetensors")
     from spa_dist.export.checkpoint import open_checkpoint
     from spa_dist.export.write import DTYPES, ExportOptions, write_export
 

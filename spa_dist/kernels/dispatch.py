@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 Attention = Callable[[Problem, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
+FEW_SCORES = 1 << 20
+"""Up to here, at unequal widths, the overhead per call costs more than what the narrower product saves."""
+
+
 class Backend(NamedTuple):
     """How to run a backend, and what it says (one line) about a problem that it cannot serve; None where it can."""
 
@@ -51,8 +55,9 @@ class Rule(NamedTuple):
 
 
 def _short_on_cpu(p: Problem) -> bool:
-    plain = not p.has_lengths and p.group == 1 and p.queries == p.keys
-    return p.device.type == "cpu" and p.dtype != torch.float64 and plain and p.keys <= SHORT
+    plain = not p.has_lengths and p.group == 1 and p.queries == p.keys <= SHORT
+    small = p.d_qk == p.d_v or p.batch * p.heads * p.queries * p.keys <= FEW_SCORES
+    return p.device.type == "cpu" and p.dtype != torch.float64 and plain and small
 
 
 def _decodes_dense_on_cpu(p: Problem) -> bool:
@@ -66,7 +71,7 @@ def _half(p: Problem) -> bool:
 
 # On CPU measured (docs/results/kernels.md); on CUDA by the arithmetic, until somebody runs tools/gpu_suite.py and moves the rows.
 AUTO: tuple[Rule, ...] = (
-    Rule("sdpa", _short_on_cpu, f"at most {SHORT} keys, where torch's smaller overhead per call decides"),
+    Rule("sdpa", _short_on_cpu, f"at most {SHORT} keys, and little work, where torch's smaller overhead per call decides"),
     Rule("sdpa", _decodes_dense_on_cpu, "one query at equal widths, a single call of torch"),
     Rule("tiled", lambda p: p.device.type == "cpu", "tiles of whole score rows on the CPU's own matrix product"),
     Rule(

@@ -157,3 +157,11 @@ def test_an_export_that_was_tampered_with(run: Run, tmp_path: Path) -> None:
         (output / "config.json").write_text(json.dumps(tree | change))
         with pytest.raises(ValueError, match="config"):
             PlainModel.from_folder(output)
+
+
+def test_a_shard_size_for_one_file_is_refused() -> None:
+    """By the name that was typed, before anything is read."""
+    command = ["tools/convert_checkpoint.py", "--checkpoint", "nowhere", "--output", "out", "--max-shard-size", "1GB"]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--max-shard-size has no effect on --format pytorch" in done.stderr.splitlines()[-1]

@@ -16,8 +16,9 @@ def normal(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def problem(d_qk, d_v, dtype=torch.float32, length=8, device="cpu", grad=False, **options):
-    q, k, v = (torch.empty(1, 2, length, w, dtype=dtype, device="meta", requires_grad=grad) for w in (d_qk, d_qk, d_v))
+def problem(d_qk, d_v, dtype=torch.float32, length=8, device="cpu", grad=False, batch=1, queries=None, **options):
+    shapes = ((queries or length, d_qk), (length, d_qk), (length, d_v))
+    q, k, v = (torch.empty(batch, 2, *shape, dtype=dtype, device="meta", requires_grad=grad) for shape in shapes)
     p = make_problem(q, k, v, **({"scale": 1.0, "causal": True, "key_lengths": None, "dropout": 0.0, "seed": 0} | options))
     return replace(p, device=torch.device(device))
 
@@ -26,6 +27,12 @@ def test_auto_on_cpu():
     assert dispatch.choose(problem(16, 16)).backend == "sdpa"
     assert dispatch.choose(problem(16, 32, length=128, grad=True)).backend == "sdpa"
     assert dispatch.choose(problem(16, 32, length=129)).backend == "tiled"
+    assert dispatch.choose(problem(16, 32, length=128, batch=32)).backend == "sdpa"
+    assert dispatch.choose(problem(16, 32, length=128, batch=33)).backend == "tiled"
+    assert dispatch.choose(problem(32, 32, length=128, batch=33)).backend == "sdpa"
+    assert dispatch.choose(problem(16, 32, queries=1)).backend == "tiled"
+    assert dispatch.choose(problem(32, 32, queries=1)).backend == "sdpa"
+    assert dispatch.choose(problem(32, 32, torch.bfloat16, queries=1)).backend == "tiled"
     assert dispatch.choose(problem(32, 16)).backend == "tiled"
     assert dispatch.choose(problem(16, 16, dropout=0.1)).backend == "tiled"
     assert dispatch.choose(problem(16, 16, torch.float64)).backend == "tiled"

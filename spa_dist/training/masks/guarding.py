@@ -70,7 +70,7 @@ class MaskGuard:
     def _advice(self, fault: Fault) -> str:
         mask, method = self._config.attention.mask, mask_method(self._config)
         if fault.quantity == "gate":
-            return "lower optimizer.lr, or set attention.scale='unbiased', whose logits start 1/√(d_k/d_k′) as large"
+            return "lower optimizer.lr, set attention.lr_scale='matched' (W_Q and W_K), or attention.scale='unbiased' (smaller logits)"
         if fault.quantity == "values" or mask is None or method is None:
             return "lower optimizer.lr or optimizer.clip_norm"
         if fault.quantity == "density" and not fault.repairable:
