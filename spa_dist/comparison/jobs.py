@@ -99,10 +99,12 @@ def write_result(path: Path, job: Job, settings: dict[str, Any], result: dict[st
 
 
 def in_order(task: str, cells: list[tuple[Variant, int | None, int | None]], seeds: int) -> Iterator[Job]:
-    """Seed 0 of every cell (variant, d_k′, pairs) first, then seed 1, …: a table that is stopped early is balanced."""
-    for seed in range(seeds):
-        for variant, d_proj, pairs in cells:
-            yield Job(task, variant.name, d_proj if variant.has_width else None, pairs, seed)
+    """Seed 0 of every cell (variant, d_k′, pairs) first, then seed 1, …: a table that is stopped early is balanced. Then the ablations."""
+    for ablation in (False, True):
+        for seed in range(seeds):
+            for variant, d_proj, pairs in cells:
+                if variant.ablation == ablation:
+                    yield Job(task, variant.name, d_proj if variant.has_width else None, pairs, seed)
 
 
 def cells_of(

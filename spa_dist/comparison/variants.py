@@ -31,6 +31,8 @@ class Variant:
     """Of a learned mask."""
     l0_lambda: float | None = None
     """λ of this variant; None: the task's own, with which the density ends near 1 − SPARSITY."""
+    ablation: bool = False
+    """Shows what one choice of the others is worth: run after all of them."""
 
     @property
     def has_width(self) -> bool:
@@ -91,10 +93,12 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("dense + gate", kind="dense", gate=True),
     Variant("thin + gate", kind="thin", gate=True),
     *_both_scales("random + gate", gate=True),
-    *_both_scales("random, lr ×1", lr_scale=1.0),
-    *_both_scales("random + gate, lr ×1", gate=True, lr_scale=1.0),
-    Variant("learned gumbel, paper, λ=1e-5", pattern="learned", method="gumbel", l0_lambda=PAPER_LAMBDA),
-    Variant("learned l0, paper, λ=1e-5", pattern="learned", method="l0", l0_lambda=PAPER_LAMBDA),
+    *_both_scales("random, lr ×1", lr_scale=1.0, ablation=True),
+    *_both_scales("random + gate, lr ×1", gate=True, lr_scale=1.0, ablation=True),
+    *(
+        Variant(f"learned {method}, paper, λ=1e-5", pattern="learned", method=method, l0_lambda=PAPER_LAMBDA, ablation=True)
+        for method in ("gumbel", "l0")
+    ),
 )
 
 

@@ -114,9 +114,14 @@ def test_a_result_is_whole_or_not_there(tmp_path: Path) -> None:
 def test_seeds_come_one_after_the_other() -> None:
     """Stopped at any seed the table is balanced; dense attention has no width and comes once; every file has its own name."""
     jobs = task_jobs("lm", None, 3)
-    third = len(jobs) // 3
-    assert [job.seed for job in jobs] == [0] * third + [1] * third + [2] * third
-    assert third == 2 + 2 * (len(VARIANTS) - 2)
+    ablations = sum(variant.ablation for variant in VARIANTS)
+    assert len(jobs) == 3 * (2 + 2 * (len(VARIANTS) - 2))
+    for part, count in (
+        (jobs[: -6 * ablations], 2 + 2 * (len(VARIANTS) - 2 - ablations)),
+        (jobs[-6 * ablations :], 2 * ablations),
+    ):
+        assert [job.seed for job in part] == [0] * count + [1] * count + [2] * count
+        assert len({job.definition().ablation for job in part}) == 1
     for task in ("lm", "recall"):
         names = [job.name for job in task_jobs(task, None, 3)]
         assert len(set(names)) == len(names) and all(name.replace("-", "").replace("_", "").isalnum() for name in names)
