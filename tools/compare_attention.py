@@ -6,7 +6,8 @@
 
 PG19 is a folder with train/, validation/ and test/ of PG-19's books. Every finished run is one file in OUTPUT/raw/; the command can be
 stopped at any time and goes on where it stopped. Seed 0 of every variant is run before seed 1, and ablations come last. After each run
-OUTPUT/TASK.md, .json and .png are written. Exit codes: 0 all runs are finished; 2 a mistake to put right; 3 a run failed; 75 the budget ended first: run it again.
+OUTPUT/TASK.md, .json and .png are written. Exit codes: 0 all runs are finished; 2 a mistake to put right; 3 a run failed; 75 the budget
+ended first: run it again.
 """
 
 import argparse
