@@ -246,7 +246,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
             range(len(rows)), [r["limit"] for r in rows], marker="_", s=300, color="black", label="arithmetic limit"
         )
         axis.axhline(1.0, color="grey", linewidth=0.8)
-        labels = [f"{r['dtype']}\nN={r['shape'][2]}\n{r['shape'][3]}→{r['shape'][4]}, {r['shape'][5]}" for r in rows]
+        labels = [f"{r['dtype']}\nN={r['shape'][2]}\n{r['shape'][3]}→{r['shape'][4]}\nd_v {r['shape'][5]}" for r in rows]
         axis.set_xticks(range(len(rows)), labels, fontsize=6)
         axis.set_title(f"{work}: time of dense / time of SPA")
         axis.legend()
