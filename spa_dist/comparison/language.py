@@ -19,7 +19,6 @@ WIDTHS = (16, 8)
 STEPS = 480
 BATCH = 4
 """Sequences of a step."""
-EVALUATIONS = 4
 SEQUENCES = 128
 """Of the validation split, spread evenly over it; the same for every run."""
 SETTINGS: dict[str, Any] = {"every": 40, "l0_lambda": {"gumbel": 0.012, "l0": 0.018}}
@@ -58,7 +57,7 @@ def run_config(job: Job, settings: dict[str, Any], data: Path, folder: Path) -> 
             "checkpoint": {"every": 0},
             "logging": {"every": max(1, steps // 40), "tensorboard": False, "progress": False},
             "evaluation": {
-                "every": max(1, steps // EVALUATIONS),
+                "every": steps,
                 "sequences": settings["sequences"],
                 "micro_size": 8,
                 "patience": None,
