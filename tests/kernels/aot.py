@@ -1,7 +1,8 @@
 """Compile the Triton kernels with no GPU at hand and read what the assembler says about registers and shared memory.
 
-`python -m tests.kernels.aot` compiles every configuration that the package ships, for every architecture, and prints the
-table as JSON (docs/results/kernels_aot.json); the test compiles each row of the tables of block sizes once.
+`python -m tests.kernels.aot --output docs/results/kernels_aot.json` compiles every configuration that the package ships, for every
+architecture, but those that the file has (remove it after a change of the kernels); the test compiles each row of the tables of
+block sizes once.
 """
 
 import argparse
@@ -19,6 +20,7 @@ SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 KERNELS = ("forward", "dkdv", "dq", "delta")
 FLOAT_POINTERS = {"Lse", "Delta", "Out"}
 DATA_POINTERS = {"Q", "K", "V", "D_out", "D_q", "D_k", "D_v"}
+TASK = ("kernel", "d_qk", "d_v", "dtype", "architecture", "dropout")
 FLOATS = {"scale", "scale_log2", "keep_scale"}
 
 
@@ -31,14 +33,12 @@ def compile_one(task):
 
     from spa_dist.kernels import triton_backward, triton_forward
     from spa_dist.kernels.triton_attention import precision
-    from spa_dist.kernels.triton_config import QK_PARTS, config
+    from spa_dist.kernels.triton_config import QK_PARTS
 
     kernel, d_qk, d_v, dtype, architecture, dropout = task
     function = getattr(triton_forward if kernel == "forward" else triton_backward, f"{kernel}_kernel")
     torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    c = config("dkdv" if kernel == "delta" else kernel, d_qk, d_v, torch_dtype.itemsize)
-    if kernel == "delta":  # as triton_attention launches it
-        c = c._replace(block_m=32, warps=4, stages=3)
+    c = blocks(kernel, d_qk, d_v, dtype)
     constants = {"D0": QK_PARTS[d_qk][0], "D1": QK_PARTS[d_qk][1], "DV": c.d_v, "PARTS": c.parts, "DROPOUT": dropout}
     constants |= {"PRECISION": precision(torch_dtype), "BLOCK_M": c.block_m, "BLOCK_N": c.block_n}
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
@@ -54,8 +54,16 @@ def compile_one(task):
     registers, stack, local = resource_usage(compiled.asm["cubin"], Path(triton.__file__).parent)
     return {
         "kernel": kernel, "d_qk": d_qk, "d_v": d_v, "dtype": dtype, "architecture": architecture, "dropout": dropout,
-        "registers": registers, "stack": stack + local, "shared": compiled.metadata.shared,
+        "blocks": list(c), "registers": registers, "stack": stack + local, "shared": compiled.metadata.shared,
     }  # fmt: skip
+
+
+def blocks(kernel, d_qk, d_v, dtype):
+    """The block sizes, warps and stages that a kernel is launched with."""
+    from spa_dist.kernels.triton_config import config
+
+    c = config("dkdv" if kernel == "delta" else kernel, d_qk, d_v, 4 if dtype == "fp32" else 2)
+    return c._replace(block_m=32, warps=4, stages=3) if kernel == "delta" else c  # as triton_attention launches it
 
 
 def argument_type(name, dtype, constants):
@@ -114,17 +122,36 @@ def everything():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--covering", action="store_true", help="only what the test compiles")
-    parser.add_argument("--dropout-only", action="store_true", help="leave out the configurations without dropout and fp16")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--covering", action="store_true", help="print what the test compiles")
+    where.add_argument("--output", type=Path, metavar="FILE", help="everything, as JSON; goes on where it stopped")
+    parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    tasks = covering() if options.covering else everything()
-    flat = [(kernel, *widths, *rest) for kernel, widths, *rest in tasks]
-    if options.dropout_only:
-        flat = [task for task in flat if task[-1] and task[3] != "fp16"]
-    with ProcessPoolExecutor(2) as pool:
-        rows = list(pool.map(compile_one, flat, chunksize=4))
-    print(json.dumps(rows))
+    if options.covering:
+        tasks = [(kernel, *widths, *rest) for kernel, widths, *rest in covering()]
+        with ProcessPoolExecutor(options.processes) as pool:
+            print(json.dumps(list(pool.map(compile_one, tasks))))
+        return
+    rows = json.loads(options.output.read_text(encoding="utf-8"))["rows"] if options.output.exists() else []
+    known = {tuple(row[key] for key in TASK) for row in rows}
+    tasks = [(kernel, *widths, *rest) for kernel, widths, *rest in everything()]
+    waiting = [task for task in tasks if task not in known]
+    with ProcessPoolExecutor(options.processes) as pool:
+        for done, row in enumerate(pool.map(compile_one, waiting, chunksize=2), 1):
+            rows.append(row)
+            if done % 20 == 0 or done == len(waiting):
+                write(options.output, rows, len(tasks))
+                print(f"{len(rows)} of {len(tasks)} compiled, {len(faults(rows))} faults", flush=True)
     sys.exit(1 if faults(rows) else 0)
+
+
+def write(path, rows, count):
+    """The report, under a temporary name first."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    head = json.dumps({"compiled": len(rows), "of": count, "faults": faults(rows)})
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(f'{head[:-1]}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+    temporary.replace(path)
 
 
 if __name__ == "__main__":
