@@ -56,15 +56,12 @@ def _export(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from spa_dist.export.checkpoint import open_checkpoint
     from spa_dist.export.write import DTYPES, ExportOptions, write_export
 
-    try:
-        options = ExportOptions(
-            args.format or "pytorch",
-            fold=args.fold is not False,
-            dtype=DTYPES[args.dtype or "fp32"],
-            max_shard_bytes=args.max_shard_size,
-        )
-    except ValueError as error:
-        parser.error(str(error))
+    options = ExportOptions(
+        args.format or "pytorch",
+        fold=args.fold is not False,
+        dtype=DTYPES[args.dtype or "fp32"],
+        max_shard_bytes=args.max_shard_size,
+    )
     checkpoint = open_checkpoint(args.checkpoint)
     output = Path(args.output)
     written = write_export(checkpoint, output, options, force=args.force)

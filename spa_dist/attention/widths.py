@@ -44,7 +44,7 @@ def logit_scale(scale: str | float, d_k: int, d_proj: int) -> float:
         return 1.0 / math.sqrt(d_proj)
     if scale == "unbiased":
         return 1.0 / math.sqrt(d_k)
-    if isinstance(scale, (int, float)) and not isinstance(scale, bool) and math.isfinite(scale) and scale > 0:
+    if _is_positive(scale):
         return float(scale)
     raise ValueError(f"scale must be 'paper', 'unbiased' or a positive number, not {scale!r}")
 
@@ -59,6 +59,10 @@ def query_key_lr_scale(lr_scale: str | float, kind: str, d_k: int, d_proj: int) 
     """
     if lr_scale == "matched":
         return d_proj / d_k if kind == "spa" else 1.0
-    if isinstance(lr_scale, (int, float)) and not isinstance(lr_scale, bool) and math.isfinite(lr_scale) and lr_scale > 0:
+    if _is_positive(lr_scale):
         return float(lr_scale)
     raise ValueError(f"lr_scale must be 'matched' or a positive number, not {lr_scale!r}")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0

@@ -16,7 +16,7 @@ from spa_dist.cli import run_command
 from spa_dist.comparison.jobs import Job
 from spa_dist.comparison.tasks import run_job
 
-IMPORTS = {"lm": ("deepspeed", "spa_dist.training.run"), "recall": ("spa_dist.comparison.recall.train",)}
+IMPORTS = {"lm": ("spa_dist.training.engine", "spa_dist.training.run"), "recall": ("spa_dist.comparison.recall.train",)}
 
 
 def main() -> None:

@@ -136,7 +136,7 @@ class Runner:
         folder = scratch / job.name
         folder.mkdir()
         data = str(self._data.resolve()) if self._data else None
-        spec = {"job": asdict(job), "settings": self._settings, "data": data, "output": str(folder / "result.json")}
+        spec = {"job": asdict(job), "settings": self._settings, "data": data}
         (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         worker.ask(folder)
         return Running(job, worker, folder, time.monotonic())
