@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 Attention = Callable[[Problem, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-FEW_SCORES = 1 << 18
+FEW_SCORES = 1 << 17
 """Up to here, at unequal widths, the overhead per call costs more than what the narrower product saves."""
 
 

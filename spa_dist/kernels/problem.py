@@ -60,16 +60,17 @@ def make_problem(
     seed: int,
 ) -> Problem:
     """Check the arguments of `attention` against each other; ValueError names the first that does not fit."""
+    dtype, device = q_bhnd.dtype, q_bhnd.device
     for name, tensor in (("q", q_bhnd), ("k", k_bgmd), ("v", v_bgme)):
         if tensor.dim() != 4:
             raise ValueError(f"attention: {name} must be [batch, heads, length, width], got {tuple(tensor.shape)}")
-        if tensor.dtype != q_bhnd.dtype or tensor.device != q_bhnd.device:
+        if tensor.dtype != dtype or tensor.device != device:
             raise ValueError(
                 f"attention: q, k and v must share dtype and device, {name} is {tensor.dtype} on {tensor.device} "
-                f"and q is {q_bhnd.dtype} on {q_bhnd.device}"
+                f"and q is {dtype} on {device}"
             )
-    if q_bhnd.dtype not in FLOATS:
-        raise ValueError(f"attention: dtype must be float16, bfloat16, float32 or float64, got {q_bhnd.dtype}")
+    if dtype not in FLOATS:
+        raise ValueError(f"attention: dtype must be float16, bfloat16, float32 or float64, got {dtype}")
     batch, heads, queries, d_qk = q_bhnd.shape
     kv_heads, keys = k_bgmd.shape[1:3]
     if k_bgmd.shape != (batch, kv_heads, keys, d_qk) or v_bgme.shape[:3] != (batch, kv_heads, keys):
@@ -94,8 +95,8 @@ def make_problem(
         keys=keys,
         d_qk=d_qk,
         d_v=v_bgme.shape[3],
-        dtype=q_bhnd.dtype,
-        device=q_bhnd.device,
+        dtype=dtype,
+        device=device,
         scale=float(scale),
         causal=bool(causal),
         dropout=float(dropout),

@@ -8,6 +8,8 @@ would not average out.
 
 import math
 import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from spa_dist.kernels.problem import Problem, without_padding
 from spa_dist.kernels.single_query import is_single_query, single_query_attention
-from spa_dist.kernels.tiles import Tile, hidden_corner, keep_mask, keep_scale, tiles
+from spa_dist.kernels.tiles import Tile, corner_limits, keep_mask, keep_scale, score_limits, tiles
 
 
 def tiled_attention(p: Problem, q_bhnd: Tensor, k_bgmd: Tensor, v_bgme: Tensor, key_lengths: Tensor | None) -> Tensor:
@@ -26,11 +28,16 @@ def tiled_attention(p: Problem, q_bhnd: Tensor, k_bgmd: Tensor, v_bgme: Tensor, 
         out = single_query_attention(p, q_bhnd, k_bgmd, v_bgme, product_dtype=_product_dtype(p, p.keys))
         if out is not None:
             return out
-    return _Tiled.apply(q_bhnd, k_bgmd, v_bgme, key_lengths, p)
+    if p.needs_grad:
+        return _Tiled.apply(q_bhnd, k_bgmd, v_bgme, key_lengths, p)
+    with _without_autocast(p.device):
+        return _forward(_Operands(p, q_bhnd, k_bgmd, v_bgme, key_lengths))
 
 
 HALF_PRODUCT_KEYS = 128
 """From this many keys on, a tile's products of width d_v run in half precision."""
+FEW_MATRICES = 16
+"""Up to here torch adds products to a part of a tensor fast enough; it does so one matrix at a time."""
 KEPT_BYTES = 16 << 20
 """Largest scratch tile that a thread keeps between calls; there are two."""
 
@@ -57,10 +64,11 @@ def _kept_scratch() -> dict[int, Tensor]:
 class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor | None, p: Problem) -> Tensor:
-        with torch.autocast(p.device.type, enabled=False):
-            out = _forward(_Operands(p, q, k, v, key_lengths))
+        with _without_autocast(p.device):
+            x = _Operands(p, q, k, v, key_lengths)
+            out = _forward(x)
         ctx.save_for_backward(q, k, v, key_lengths, out)
-        ctx.problem = p
+        ctx.problem, ctx.careful = p, x.careful
         return out
 
     @staticmethod
@@ -68,16 +76,28 @@ class _Tiled(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, key_lengths, out = ctx.saved_tensors
         p: Problem = ctx.problem
-        with torch.no_grad(), torch.autocast(p.device.type, enabled=False):
-            d_q, d_k, d_v = _backward(_Operands(p, q, k, v, key_lengths), out, d_out)
+        with torch.no_grad(), _without_autocast(p.device):
+            x = _Operands(p, q, k, v, key_lengths)
+            x.careful = ctx.careful
+            d_q, d_k, d_v = _backward(x, out, d_out)
         return d_q, d_k, d_v, None, None
 
 
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
+
+
 class _Operands:
-    """The inputs as the tiles read them: folded to z = batch * kv_heads, queries scaled, padding zeroed."""
+    """The inputs as the tiles read them: folded to z = batch * kv_heads, queries scaled, padding zeroed.
+
+    careful: rows without a finite score give 0, and a hidden score may be NaN. It costs a pass or two over the scores, and is needed
+    only where the plain way gives NaN.
+    """
 
     def __init__(self, p: Problem, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor | None) -> None:
         self.p = p
+        self.careful = False
         self.score_dtype = torch.promote_types(p.dtype, torch.float32)
         z = p.batch * p.kv_heads
         self.q_zrnd = (q.to(self.score_dtype) * p.scale).reshape(z, p.group, p.queries, p.d_qk)
@@ -85,11 +105,11 @@ class _Operands:
         self.k_zmd = k.to(self.score_dtype).reshape(z, p.keys, p.d_qk)
         self.v_zme = v.reshape(z, p.keys, p.d_v)
         self.lengths_z: list[int] | None = None
-        self.padding_zm: Tensor | None = None
         if key_lengths is not None:
             lengths = key_lengths.to(p.device).clamp(0, p.keys).repeat_interleave(p.kv_heads)
             self.lengths_z = lengths.tolist()
-            self.padding_zm = torch.arange(p.keys, device=p.device) >= lengths[:, None]
+            hidden_zm = torch.arange(p.keys, device=p.device) >= lengths[:, None]
+            self.limits_zm = score_limits(hidden_zm, self.score_dtype)
         self.scratch: dict[int, Tensor] = _kept_scratch() if p.device.type == "cpu" else {}
 
     def buffer(self, which: int, *shape: int) -> Tensor:
@@ -99,10 +119,10 @@ class _Operands:
             self.scratch[which] = torch.empty(size, dtype=torch.uint8, device=self.p.device)
         return self.scratch[which][:size].view(self.score_dtype).view(shape)
 
-    def tiles(self) -> list[Tile]:
+    def tiles(self) -> Sequence[Tile]:
         """The tiles that hold at least one visible key, cut at the longest sequence of each."""
         if self.lengths_z is None:
-            return list(tiles(self.p))
+            return tiles(self.p)
         cut = [replace(t, keys=min(t.keys, max(self.lengths_z[t.z0 : t.z1]))) for t in tiles(self.p)]
         return [t for t in cut if t.keys > 0]
 
@@ -111,14 +131,13 @@ class _Operands:
         return self.q_zrnd[t.z0 : t.z1, :, t.i0 : t.i1].reshape(t.z1 - t.z0, -1, self.p.d_qk)
 
     def probabilities(self, t: Tile) -> Tensor:
-        """softmax(S) of a tile, before dropout: [z, r * rows, keys]; rows without a finite score are 0."""
+        """softmax(S) of a tile, before dropout: [z, r * rows, keys]."""
         probabilities = self._scores(t)
+        if not self.careful:
+            return torch.softmax(probabilities, -1, out=probabilities)
+        hidden = probabilities.amax(-1, keepdim=True) == -torch.inf
         torch.softmax(probabilities, -1, out=probabilities)
-        if bool(torch.isnan(probabilities[..., 0]).any()):
-            hidden = self._scores(t).amax(-1, keepdim=True) == -torch.inf
-            torch.softmax(self._scores(t), -1, out=probabilities)
-            probabilities.masked_fill_(hidden, 0.0)
-        return probabilities
+        return probabilities.masked_fill_(hidden, 0.0)
 
     def _scores(self, t: Tile) -> Tensor:
         p, q_tile = self.p, self.queries(t)
@@ -127,11 +146,16 @@ class _Operands:
         by_head = scores.view(t.z1 - t.z0, p.group, t.i1 - t.i0, t.keys)
         corner = t.i0 + p.causal_shift
         if p.causal and corner < t.keys:
-            columns = t.keys - corner
-            by_head[..., corner:].masked_fill_(hidden_corner(t.i1 - t.i0, columns, p.device), -torch.inf)
-        if self.padding_zm is not None and self.lengths_z is not None and min(self.lengths_z[t.z0 : t.z1]) < t.keys:
-            by_head.masked_fill_(self.padding_zm[t.z0 : t.z1, None, None, : t.keys], -torch.inf)
+            self._hide(by_head[..., corner:], corner_limits(t.i1 - t.i0, t.keys - corner, scores.dtype, p.device))
+        if self.lengths_z is not None and (shortest := min(self.lengths_z[t.z0 : t.z1])) < t.keys:
+            self._hide(by_head[..., shortest:], self.limits_zm[t.z0 : t.z1, None, None, shortest : t.keys])
         return scores
+
+    def _hide(self, scores: Tensor, limits: Tensor) -> None:
+        if self.careful:
+            scores.masked_fill_(limits == -torch.inf, -torch.inf)
+        else:
+            scores.clamp_max_(limits)  # a seventh of the time, and a NaN stays
 
     def product_dtype(self, t: Tile) -> torch.dtype:
         """What the products of width d_v run in."""
@@ -154,6 +178,15 @@ class _Operands:
 
 
 def _forward(x: _Operands) -> Tensor:
+    out = _forward_tiles(x)
+    one = out[..., 0].sum(dtype=x.score_dtype).item()  # NaN if any probability is
+    if math.isnan(one):
+        x.careful = True
+        out = _forward_tiles(x)
+    return out
+
+
+def _forward_tiles(x: _Operands) -> Tensor:
     p = x.p
     out_zrne = torch.empty(p.batch * p.kv_heads, p.group, p.queries, p.d_v, dtype=p.dtype, device=p.device)
     if x.lengths_z is not None or (p.causal and p.causal_shift < 0):
@@ -219,7 +252,7 @@ def _d_probabilities(result: Tensor, d_out_tile: Tensor, out_tile: Tensor, v: Te
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a b, where total may be wider than the operands' dtype."""
-    if total.dtype == a.dtype:
+    if total.dtype == a.dtype and (total.is_contiguous() or len(total) <= FEW_MATRICES):
         total.baddbmm_(a, b)
     else:
         total += torch.bmm(a, b)

@@ -4,7 +4,6 @@ A tile is some of the batch (folded batch and key/value heads) times a run of qu
 rows can see. Whole rows mean one softmax per tile and no running maximum; memory is a tile: O(keys), not O(queries * keys).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,26 +30,28 @@ class Tile:
     keys: int
 
 
-def tile_rows(p: Problem) -> int:
-    """Query rows per tile (of each of the query heads that share a key/value head)."""
-    rows = TILE_ELEMENTS // (p.keys * p.group)
-    if p.causal:
-        rows = min(rows, max(MIN_ROWS, p.queries // 8))
-    rows = max(MIN_ROWS // p.group, min(rows, MAX_ROWS), 1)
-    return min(-(-rows // 16) * 16, p.queries)
-
-
-def tiles(p: Problem) -> Iterator[Tile]:
+def tiles(p: Problem) -> tuple[Tile, ...]:
     """The tiles in order; rows that a causal mask leaves without any key are in none of them."""
-    rows = tile_rows(p)
-    folded = p.batch * p.kv_heads
-    step = max(1, min(folded, TILE_ELEMENTS // (rows * p.group * p.keys)))
-    first = max(0, -p.causal_shift) if p.causal else 0
-    for z0 in range(0, folded, step):
-        for i0 in range(first, p.queries, rows):
-            i1 = min(i0 + rows, p.queries)
-            keys = min(p.keys, i1 + p.causal_shift) if p.causal else p.keys
-            yield Tile(z0, min(z0 + step, folded), i0, i1, keys)
+    sizes = (TILE_ELEMENTS, MIN_ROWS, MAX_ROWS)
+    return _tiles(p.batch * p.kv_heads, p.group, p.queries, p.keys, p.causal, sizes)
+
+
+@lru_cache(maxsize=64)
+def _tiles(folded: int, group: int, queries: int, keys: int, causal: bool, sizes: tuple[int, int, int]) -> tuple[Tile, ...]:
+    elements, rows_min, rows_max = sizes
+    rows = elements // (keys * group)
+    if causal:
+        rows = min(rows, max(rows_min, queries // 8))
+    rows = max(rows_min // group, min(rows, rows_max), 1)  # of each of the query heads that share a key/value head
+    rows = min(-(-rows // 16) * 16, queries)
+    step = max(1, min(folded, elements // (rows * group * keys)))
+    shift = keys - queries if causal else 0
+    return tuple(
+        Tile(z0, min(z0 + step, folded), i0, i1, min(keys, i1 + shift) if causal else keys)
+        for z0 in range(0, folded, step)
+        for i0 in range(max(0, -shift), queries, rows)
+        for i1 in [min(i0 + rows, queries)]
+    )
 
 
 def drop_threshold(dropout: float) -> int:
@@ -80,10 +81,16 @@ def seeded_levels(count: int, seed: int, device: torch.device) -> Tensor:
     return words.view(torch.int16)[:count]
 
 
+def score_limits(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a score may be at most, in hidden's shape: -inf where hidden is True, inf elsewhere."""
+    limits = torch.full(hidden.shape, torch.inf, dtype=dtype, device=hidden.device)
+    return limits.masked_fill_(hidden, -torch.inf)
+
+
 @lru_cache(maxsize=8)
-def hidden_corner(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Where a causal tile's last columns are hidden: bool [rows, columns], True for column > row."""
-    return torch.ones(rows, columns, dtype=torch.bool, device=device).triu_(1)
+def corner_limits(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`score_limits` of a causal tile's last columns, [rows, columns]: those with column > row are hidden."""
+    return score_limits(torch.ones(rows, columns, dtype=torch.bool, device=device).triu_(1), dtype)
 
 
 def mix_seeds(a: int, b: int) -> int:

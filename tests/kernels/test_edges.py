@@ -103,6 +103,16 @@ def test_the_future_changes_no_bit_of_the_past(backend, d_qk, length, shift):
         assert not torch.equal(after[..., cut:, :], before[..., cut:, :])
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_key_of_the_future_that_is_not_finite_changes_no_bit_of_the_past(value):
+    """With finite values, so that all that is not finite are scores that a causal mask hides."""
+    q, k, v = normal(2, 2, 90, 8).abs(), normal(2, 2, 90, 8, seed=1), normal(2, 2, 90, 16, seed=2)
+    before = attention(q, k, v, scale=0.4, causal=True, backend="tiled")
+    k[0, :, 40:] = value
+    after = attention(q, k, v, scale=0.4, causal=True, backend="tiled")
+    assert torch.equal(after[0, :, :40], before[0, :, :40]) and torch.equal(after[1], before[1])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("d_qk", [8, 16])
 def test_padding_is_never_read(backend, d_qk):
