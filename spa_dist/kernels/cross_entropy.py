@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from spa_dist.kernels.triton_backend import serves_elementwise
+
 CHUNK_BYTES = 8 << 20
 """Bytes of float32 logits that are worked on at a time."""
 AllReduce = Callable[[Tensor, str], object]
@@ -51,18 +53,11 @@ def cross_entropy(
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, classes: _Classes, all_reduce: AllReduce | None) -> Tensor:
-        top, total, picked = (torch.empty(len(targets), dtype=_wide(logits), device=logits.device) for _ in range(3))
-        chunks = _chunks(logits)
-        for rows in chunks:
-            part = logits[rows, : classes.columns]
-            top[rows] = part.amax(-1) if classes.columns else -torch.inf
-            picked[rows] = _picked(part, targets[rows], classes)
+        top, total, picked = _row_statistics(logits, targets, classes)
         if all_reduce is not None:
+            own = top.clone()
             all_reduce(top, "max")
-        for rows in chunks:
-            total[rows] = (logits[rows, : classes.columns].to(top.dtype) - top[rows, None]).exp_().sum(-1)
-        if all_reduce is not None:
-            all_reduce(total, "sum")
+            all_reduce(total.mul_(own.sub_(top).exp_()), "sum")
             all_reduce(picked, "sum")
         lse = total.log_().add_(top)
         ctx.save_for_backward(logits, targets, lse)
@@ -73,16 +68,40 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, lse = ctx.saved_tensors
-        classes: _Classes = ctx.classes
-        for rows in _chunks(logits):
-            factor = ((targets[rows] != classes.ignore_index) * d_loss)[:, None]
-            gradient = (logits[rows, : classes.columns].to(lse.dtype) - lse[rows, None]).exp_().mul_(factor)
-            column, here = _columns(targets[rows], classes)
-            if classes.columns:
-                gradient.scatter_add_(-1, column[:, None], -(factor * here[:, None]).to(gradient.dtype))
-            logits[rows, : classes.columns] = gradient
-        logits[:, classes.columns :] = 0.0
+        _write_gradient(logits, targets, lse, d_loss, ctx.classes)
         return logits, None, None, None
+
+
+def _row_statistics(logits: Tensor, targets: Tensor, classes: _Classes) -> tuple[Tensor, Tensor, Tensor]:
+    """(maximum, Σ exp(logit - maximum), the target's logit or 0) of each row over the classes held here: [rows], float32 at least."""
+    if serves_elementwise(logits):
+        from spa_dist.kernels.triton_cross_entropy import row_statistics
+
+        return row_statistics(logits, targets, classes.first, classes.columns, classes.ignore_index)
+    top, total, picked = (torch.empty(len(targets), dtype=_wide(logits), device=logits.device) for _ in range(3))
+    for rows in _chunks(logits):
+        part = logits[rows, : classes.columns]
+        top[rows] = part.amax(-1) if classes.columns else -torch.inf
+        total[rows] = (part.to(top.dtype) - top[rows, None]).exp_().sum(-1)
+        picked[rows] = _picked(part, targets[rows], classes)
+    return top, total, picked
+
+
+def _write_gradient(logits: Tensor, targets: Tensor, lse: Tensor, d_loss: Tensor, classes: _Classes) -> None:
+    """Write d_loss (softmax - one-hot) over the logits; 0 in rows that are ignored and in columns of padding."""
+    if serves_elementwise(logits):
+        from spa_dist.kernels.triton_cross_entropy import write_gradient
+
+        write_gradient(logits, targets, lse, d_loss, classes.first, classes.columns, classes.ignore_index)
+        return
+    for rows in _chunks(logits):
+        factor = ((targets[rows] != classes.ignore_index) * d_loss)[:, None]
+        gradient = (logits[rows, : classes.columns].to(lse.dtype) - lse[rows, None]).exp_().mul_(factor)
+        column, here = _columns(targets[rows], classes)
+        if classes.columns:
+            gradient.scatter_add_(-1, column[:, None], -(factor * here[:, None]).to(gradient.dtype))
+        logits[rows, : classes.columns] = gradient
+    logits[:, classes.columns :] = 0.0
 
 
 def _columns(targets: Tensor, classes: _Classes) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The elementwise work around attention, with as little kept for the backward as the formulas allow."""
+"""The elementwise work around attention, with as little kept for the backward as the formulas allow: on GPUs one kernel a pass."""
 
 import importlib
 import importlib.util
@@ -12,23 +12,32 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spa_dist.kernels.tiles import drop_threshold, keep_scale, seeded_levels
+from spa_dist.kernels.triton_backend import serves_elementwise
 
 log = logging.getLogger(__name__)
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """gelu(x + bias) with the exact (erf) gelu; x [..., width], bias [width]. The sum is written over x and kept there."""
+    if serves_elementwise(x, bias):
+        from spa_dist.kernels.triton_pointwise import triton_bias_gelu
+
+        return triton_bias_gelu(x, bias)
     return _BiasGelu.apply(x, bias)
 
 
 def bias_dropout_residual(x: Tensor, bias: Tensor | None, residual: Tensor, *, dropout: float, seed: int) -> Tensor:
     """residual + dropout(x + bias), written over x; x and residual [..., width], bias [width] or None.
 
-    The mask is a function of `seed` and the shape: it is drawn again in the backward, and nothing is kept. ValueError where x
-    and residual differ in shape.
+    The mask is a function of `seed` and the shape, on GPUs another one than on CPUs: it is drawn again in the backward, and nothing
+    is kept. ValueError where x and residual differ in shape.
     """
     if x.shape != residual.shape:
         raise ValueError(f"bias_dropout_residual: x {tuple(x.shape)} and residual {tuple(residual.shape)} must match")
+    if serves_elementwise(x, bias, residual):
+        from spa_dist.kernels.triton_pointwise import triton_bias_dropout_residual
+
+        return triton_bias_dropout_residual(x, bias, residual, dropout, seed)
     return _BiasDropoutResidual.apply(x, bias, residual, dropout, seed)
 
 

@@ -40,7 +40,7 @@ class _Flash(torch.autograd.Function):
             forward_kernel[triton.cdiv(p.queries, c.block_m), p.batch * p.heads, c.parts](
                 q, k, v, out, lse, lengths,
                 *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-                p.heads, p.group, p.queries, p.keys, _shift(p), p.scale * math.log2(math.e), *_dropout(p),
+                p.heads, p.group, p.queries, p.keys, _shift(p), p.scale * math.log2(math.e), *dropout_arguments(p.dropout, p.seed),
                 *QK_PARTS[p.d_qk], c.d_v, p.dropout > 0.0, precision(p.dtype), c.block_m, c.block_n,
                 num_warps=c.warps, num_stages=c.stages,
             )  # fmt: skip
@@ -61,7 +61,16 @@ class _Flash(torch.autograd.Function):
             out, d_out, delta, *out.stride()[:3], *d_out.stride()[:3], p.heads, p.queries, c.d_v, c.parts, 32
         )
         strides = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_out.stride()[:3]]
-        sizes = [p.heads, p.group, p.queries, p.keys, _shift(p), p.scale, p.scale * math.log2(math.e), *_dropout(p)]
+        sizes = [
+            p.heads,
+            p.group,
+            p.queries,
+            p.keys,
+            _shift(p),
+            p.scale,
+            p.scale * math.log2(math.e),
+            *dropout_arguments(p.dropout, p.seed),
+        ]
         dkdv_kernel[triton.cdiv(p.keys, c.block_n), p.batch * p.kv_heads, c.parts](
             q, k, v, d_out, lse, delta, d_k, d_v, lengths, *strides, *d_k.stride()[:3], *d_v.stride()[:3], *sizes,
             *QK_PARTS[p.d_qk], c.d_v, c.parts, p.dropout > 0.0, precision(p.dtype), c.block_m, c.block_n,
@@ -81,14 +90,10 @@ def precision(dtype: torch.dtype) -> str:
     return "tf32x3" if dtype == torch.float32 else "ieee"
 
 
-def drop_threshold(dropout: float) -> int:
-    """Dropout in units of 2^-32: a probability is kept where its Philox word is at least this."""
-    return min((1 << 32) - 1, round(dropout * (1 << 32)))
-
-
-def _dropout(p: Problem) -> tuple[int, int, int, float]:
-    threshold = drop_threshold(p.dropout)
-    seed = p.seed & ((1 << 63) - 1)
+def dropout_arguments(dropout: float, seed: int) -> tuple[int, int, int, float]:
+    """(low word of the seed, high word, threshold, what is kept is multiplied by) as the kernels take them."""
+    threshold = min((1 << 32) - 1, round(dropout * (1 << 32)))  # in units of 2^-32, against a Philox word
+    seed &= (1 << 63) - 1
     return _signed(seed & 0xFFFFFFFF), _signed(seed >> 32), _signed(threshold), 1.0 / (1.0 - threshold / (1 << 32))
 
 

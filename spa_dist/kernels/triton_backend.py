@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,6 +24,25 @@ def triton_refusal(p: Problem) -> str | None:
             f"the Triton kernels are built for d_qk in {sorted(QK_PARTS)} and d_v in {list(V_WIDTHS)}, not {p.d_qk}, {p.d_v}"
         )
     return None
+
+
+def serves_elementwise(*tensors: Tensor | None) -> bool:
+    """Whether the elementwise kernels take these: contiguous, not empty, of three floating types, on a GPU that Triton compiles for."""
+    return all(x is None or _is_elementwise(x) for x in tensors) and _compiles()
+
+
+def _is_elementwise(x: Tensor) -> bool:
+    return x.is_cuda and x.is_contiguous() and x.dtype in ELEMENTWISE and x.numel() > 0
+
+
+ELEMENTWISE = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@lru_cache(maxsize=1)
+def _compiles() -> bool:
+    if importlib.util.find_spec("triton") is None:
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 0)
 
 
 def run_triton(p: Problem, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor | None) -> Tensor:

@@ -2,10 +2,11 @@
 
 `python -m tests.kernels.aot --output docs/results/kernels_aot.json` compiles every configuration that the package ships, for every
 architecture, but those that the file has (remove it after a change of the kernels); the test compiles each row of the tables of
-block sizes once.
+block sizes once, and the elementwise kernels, which have one.
 """
 
 import argparse
+import importlib
 import itertools
 import json
 import os
@@ -17,9 +18,20 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+DTYPES = ("bf16", "fp16", "fp32")
 KERNELS = ("forward", "dkdv", "dq", "delta")
 FLOAT_POINTERS = {"Lse", "Delta", "Out"}
 DATA_POINTERS = {"Q", "K", "V", "D_out", "D_q", "D_k", "D_v"}
+ELEMENTWISE_FLOATS = {"Sums", "Top", "Sum", "Picked", "Lse", "D_loss"}
+ELEMENTWISE = {
+    "triton_pointwise": (
+        "bias_gelu_forward",
+        "bias_gelu_backward",
+        "bias_dropout_residual_forward",
+        "bias_dropout_residual_backward",
+    ),
+    "triton_cross_entropy": ("statistics_kernel", "gradient_kernel"),
+}
 TASK = ("kernel", "d_qk", "d_v", "dtype", "architecture", "dropout")
 FLOATS = {"scale", "scale_log2", "keep_scale"}
 
@@ -27,9 +39,6 @@ FLOATS = {"scale", "scale_log2", "keep_scale"}
 def compile_one(task):
     """(kernel, d_qk, d_v, dtype, architecture, dropout) → a dict with registers, stack (spills live there) and shared bytes."""
     import torch
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     from spa_dist.kernels import triton_backward, triton_forward
     from spa_dist.kernels.triton_attention import precision
@@ -43,19 +52,41 @@ def compile_one(task):
     constants |= {"PRECISION": precision(torch_dtype), "BLOCK_M": c.block_m, "BLOCK_N": c.block_n}
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
     signature = {name: argument_type(name, dtype, constants) for name in function.arg_names}
+    usage = compile_for(function, signature, constants, architecture, num_warps=c.warps, num_stages=c.stages)
+    return {
+        "kernel": kernel, "d_qk": d_qk, "d_v": d_v, "dtype": dtype, "architecture": architecture, "dropout": dropout,
+        "blocks": list(c), **usage,
+    }  # fmt: skip
+
+
+def compile_elementwise(task):
+    """(module, kernel, dtype, architecture) → as `compile_one`."""
+    module, kernel, dtype, architecture = task
+    home = importlib.import_module(f"spa_dist.kernels.{module}")
+    function = getattr(home, kernel)
+    sizes = {name: getattr(home, name) for name in ("ROWS", "COLUMNS", "BLOCK") if name in function.arg_names}
+    constants = sizes | {name: True for name in ("BIAS", "DROPOUT") if name in function.arg_names}
+    signature = {name: elementwise_type(name, dtype, constants) for name in function.arg_names}
+    warps = 8 if kernel == "statistics_kernel" else 4  # as triton_cross_entropy launches it
+    usage = compile_for(function, signature, constants, architecture, num_warps=warps)
+    return {"kernel": kernel, "dtype": dtype, "architecture": architecture, **usage}
+
+
+def compile_for(function, signature, constants, architecture, **options):
+    """Registers, stack and shared memory of a kernel whose pointers and strides are multiples of 16, as they are in use."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(function.arg_names)
-        if signature[name].startswith("*") or name.startswith("stride")
+        if signature[name].startswith("*") or name.startswith("stride") or name == "width"
     }
     source = ASTSource(function, signature, constants, aligned)
-    options = {"num_warps": c.warps, "num_stages": c.stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
     registers, stack, local = resource_usage(compiled.asm["cubin"], Path(triton.__file__).parent)
-    return {
-        "kernel": kernel, "d_qk": d_qk, "d_v": d_v, "dtype": dtype, "architecture": architecture, "dropout": dropout,
-        "blocks": list(c), "registers": registers, "stack": stack + local, "shared": compiled.metadata.shared,
-    }  # fmt: skip
+    return {"registers": registers, "stack": stack + local, "shared": compiled.metadata.shared}
 
 
 def blocks(kernel, d_qk, d_v, dtype):
@@ -75,6 +106,16 @@ def argument_type(name, dtype, constants):
         return f"*{dtype}"
     if name == "Lengths":
         return "*i32"
+    return "fp32" if name in FLOATS else "i32"
+
+
+def elementwise_type(name, dtype, constants):
+    if name in constants:
+        return "constexpr"
+    if name == "Targets":
+        return "*i64"
+    if name[0].isupper():
+        return "*fp32" if name in ELEMENTWISE_FLOATS else f"*{dtype}"
     return "fp32" if name in FLOATS else "i32"
 
 
@@ -112,11 +153,17 @@ def covering():
     return [(*task, next(architectures), True) for task in last.values()]
 
 
+def elementwise():
+    """Every elementwise kernel in every dtype, each for every architecture."""
+    names = [(module, kernel) for module, kernels in ELEMENTWISE.items() for kernel in kernels]
+    return [(*name, dtype, architecture) for name, dtype, architecture in itertools.product(names, DTYPES, SHARED_LIMIT)]
+
+
 def everything():
     from spa_dist.kernels.triton_config import QK_PARTS, V_WIDTHS
 
     widths = list(itertools.product(QK_PARTS, V_WIDTHS))
-    tasks = itertools.product(KERNELS, widths, ("bf16", "fp16", "fp32"), SHARED_LIMIT, (False, True))
+    tasks = itertools.product(KERNELS, widths, DTYPES, SHARED_LIMIT, (False, True))
     return [task for task in tasks if task[0] != "delta" or not task[-1]]  # which knows no dropout
 
 
@@ -130,7 +177,7 @@ def main():
     if options.covering:
         tasks = [(kernel, *widths, *rest) for kernel, widths, *rest in covering()]
         with ProcessPoolExecutor(options.processes) as pool:
-            print(json.dumps(list(pool.map(compile_one, tasks))))
+            print(json.dumps([*pool.map(compile_one, tasks), *pool.map(compile_elementwise, elementwise())]))
         return
     rows = json.loads(options.output.read_text(encoding="utf-8"))["rows"] if options.output.exists() else []
     known = {tuple(row[key] for key in TASK) for row in rows}

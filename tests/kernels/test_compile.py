@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from tests.distributed import ROOT
-from tests.kernels.aot import TASK, blocks, covering, everything, faults
+from tests.kernels.aot import TASK, blocks, covering, elementwise, everything, faults
 
 
 def test_each_row_of_the_tables_neither_spills_nor_overflows_shared_memory(tmp_path):
@@ -15,9 +15,9 @@ def test_each_row_of_the_tables_neither_spills_nor_overflows_shared_memory(tmp_p
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert finished.stdout, finished.stderr[-2000:]
     rows = json.loads(finished.stdout)
-    assert len(rows) == len(covering())
+    assert len(rows) == len(covering()) + len(elementwise())
     assert faults(rows) == []
-    assert all(row["registers"] > 16 for row in rows)
+    assert all(row["registers"] >= 16 for row in rows)
 
 
 def test_the_report_of_every_configuration_is_of_these_block_sizes():
