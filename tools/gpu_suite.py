@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -61,6 +62,7 @@ def main() -> int:
     triton = installed("triton", "the Triton kernels")
     if all(tests):
         steps["tests"] = lambda: kernel_tests(180.0)
+    steps["elementwise"] = elementwise
     steps["benchmark"] = lambda: benchmark(Path(args.output).with_suffix(".benchmark.json"), 170.0)
     steps |= {f"training_{dtype}": lambda dtype=dtype: training(getattr(torch, dtype)) for dtype in ("bfloat16", "float16")}
     if not GPU:
@@ -144,6 +146,56 @@ def benchmark(output: Path, seconds: float) -> dict[str, Any]:
         if tuple(row["shape"][3:]) in TARGETS
     ]
     return {"rows": rows, "targets": targets}
+
+
+def elementwise(rounds: int = 9) -> list[dict[str, Any]]:
+    """Milliseconds of forward + backward in bf16, the fused functions and torch's own in turns: medians, and that of the ratios."""
+    rows, width, classes = (16384, 4096, 50304) if GPU else (64, 64, 256)
+    x, residual, logits = (torch.randn(rows, n, device=DEVICE, dtype=torch.bfloat16) for n in (width, width, classes))
+    bias = torch.randn(width, device=DEVICE, dtype=torch.bfloat16)
+    targets = torch.randint(0, classes, (rows,), device=DEVICE)
+    pairs: dict[str, tuple[list[Tensor], Callable[..., Tensor], Callable[..., Tensor]]] = {
+        "bias_gelu": ([x, bias], lambda x, b: kernels.bias_gelu(x * 1, b), lambda x, b: F.gelu(x * 1 + b)),
+        "bias_dropout_residual": (
+            [x, bias, residual],
+            lambda x, b, r: kernels.bias_dropout_residual(x * 1, b, r, dropout=0.1, seed=1),
+            lambda x, b, r: r + F.dropout(x * 1 + b, 0.1),
+        ),
+        "cross_entropy": (
+            [logits],
+            lambda x: kernels.cross_entropy(x * 1, targets),
+            lambda x: F.cross_entropy(x * 1, targets, reduction="sum"),
+        ),
+    }
+    report = []
+    for name, (inputs, fused, plain) in pairs.items():
+        times: list[list[float]] = [[], []]
+        for turn in range(rounds + 1):
+            for mine, function in zip(times, (fused, plain), strict=True):
+                took = milliseconds(function, inputs)
+                if turn:  # the first compiles
+                    mine.append(took)
+        ratios = [theirs / mine for mine, theirs in zip(*times, strict=True)]
+        fused_ms, plain_ms, ratio = (statistics.median(values) for values in (*times, ratios))
+        report.append({"function": name, "fused_ms": fused_ms, "torch_ms": plain_ms, "ratio": ratio})
+    return report
+
+
+def milliseconds(function: Callable[..., Tensor], inputs: list[Tensor]) -> float:
+    """Of one forward and backward; the product by 1 that gives the function a tensor to write over is in it on both sides."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    synchronize()
+    started = time.perf_counter()
+    out = function(*leaves)
+    out.backward(torch.ones_like(out))
+    synchronize()
+    return 1e3 * (time.perf_counter() - started)
+
+
+def synchronize() -> None:
+    """Wait for the GPU."""
+    if GPU:
+        torch.cuda.synchronize()
 
 
 class Model(nn.Module):
