@@ -23,7 +23,7 @@ SEQUENCES = 128
 """Of the validation split, spread evenly over it; the same for every run."""
 SETTINGS: dict[str, Any] = {"every": 40, "l0_lambda": {"gumbel": 0.012, "l0": 0.018}}
 """Steps between mask updates, and the λ at which the density ends near 20 %."""
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 1.5e-3
 FIRST_SEED = 1234
 
 
