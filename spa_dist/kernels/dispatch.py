@@ -112,6 +112,8 @@ def run(p: Problem, backend: str, q: Tensor, k: Tensor, v: Tensor, key_lengths: 
 
 def _say(p: Problem, rule: Rule) -> None:
     """Log a choice once per kind of problem."""
+    if not log.isEnabledFor(logging.INFO):
+        return
     kind = (rule, p.device.type, p.dtype, p.d_qk, p.d_v, p.needs_grad)
     if kind in _said or torch.compiler.is_compiling():
         return

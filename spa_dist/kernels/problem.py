@@ -4,7 +4,7 @@ Letters used in tensor names of this package: b batch, h query heads, g key/valu
 (h = g * r), n queries, m keys, d query/key width (d_qk), e value width (d_v), z a folded batch of b * g.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ from torch import Tensor
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """Everything about a call to `attention` but the tensors themselves."""
 
     batch: int

@@ -1,7 +1,6 @@
 """What `auto` picks, that it says so once, why a backend refuses, FlexAttention, and decoding."""
 
 import logging
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +19,7 @@ def problem(d_qk, d_v, dtype=torch.float32, length=8, device="cpu", grad=False, 
     shapes = ((queries or length, d_qk), (length, d_qk), (length, d_v))
     q, k, v = (torch.empty(batch, 2, *shape, dtype=dtype, device="meta", requires_grad=grad) for shape in shapes)
     p = make_problem(q, k, v, **({"scale": 1.0, "causal": True, "key_lengths": None, "dropout": 0.0, "seed": 0} | options))
-    return replace(p, device=torch.device(device))
+    return p._replace(device=torch.device(device))
 
 
 def test_auto_on_cpu():
