@@ -55,14 +55,16 @@ class Rule(NamedTuple):
 
 
 def _short_on_cpu(p: Problem) -> bool:
-    plain = not p.has_lengths and p.group == 1 and p.queries == p.keys <= SHORT
+    if p.queries != p.keys:  # first, because decoding passes here for each token
+        return False
+    plain = not p.has_lengths and p.group == 1 and p.keys <= SHORT
     small = p.d_qk == p.d_v or p.batch * p.heads * p.queries * p.keys <= FEW_SCORES
     return p.device.type == "cpu" and p.dtype != torch.float64 and plain and small
 
 
 def _decodes_dense_on_cpu(p: Problem) -> bool:
     equal = p.d_qk == p.d_v and p.group == 1
-    return p.device.type == "cpu" and p.dtype == torch.float32 and equal and is_single_query(p)
+    return equal and p.device.type == "cpu" and p.dtype == torch.float32 and is_single_query(p)
 
 
 def _half(p: Problem) -> bool:

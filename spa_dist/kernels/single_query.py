@@ -37,7 +37,7 @@ def single_query_attention(
     if wide != product_dtype:
         probabilities_zrm = probabilities_zrm.to(product_dtype)
     out_zre = torch.bmm(probabilities_zrm, v_bgme.reshape(z, p.keys, p.d_v))
-    if math.isnan(out_zre[..., 0].sum(dtype=wide).item()):
+    if math.isnan(out_zre.sum(dtype=wide).item()):
         return None
     out_bh1e = out_zre.view(p.batch, p.heads, 1, p.d_v)
     return out_bh1e if product_dtype == p.dtype else out_bh1e.to(p.dtype)
