@@ -83,6 +83,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signal
         env=os.environ | {"TMPDIR": str(scratch)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in what a shell's script started with &
     )
     children: list[psutil.Process] = []
     try:
