@@ -26,6 +26,8 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench_training import in_turns  # noqa: E402
+
 from spa_dist import kernels  # noqa: E402
 from spa_dist.attention import SparseProjectionAttention  # noqa: E402
 
@@ -169,33 +171,22 @@ def elementwise(rounds: int = 9) -> list[dict[str, Any]]:
     }
     report = []
     for name, (inputs, fused, plain) in pairs.items():
-        times: list[list[float]] = [[], []]
-        for turn in range(rounds + 1):
-            for mine, function in zip(times, (fused, plain), strict=True):
-                took = milliseconds(function, inputs)
-                if turn:  # the first compiles
-                    mine.append(took)
-        ratios = [theirs / mine for mine, theirs in zip(*times, strict=True)]
-        fused_ms, plain_ms, ratio = (statistics.median(values) for values in (*times, ratios))
-        report.append({"function": name, "fused_ms": fused_ms, "torch_ms": plain_ms, "ratio": ratio})
+        steps = {side: both_passes(function, inputs) for side, function in (("fused", fused), ("torch", plain))}
+        times = in_turns(steps, rounds, time.perf_counter)
+        ratios = [theirs / mine for mine, theirs in zip(times["fused"], times["torch"], strict=True)]
+        fused_ms, torch_ms = (1e3 * statistics.median(times[side]) for side in steps)
+        report.append({"function": name, "fused_ms": fused_ms, "torch_ms": torch_ms, "ratio": statistics.median(ratios)})
     return report
 
 
-def milliseconds(function: Callable[..., Tensor], inputs: list[Tensor]) -> float:
-    """Of one forward and backward; the product by 1 that gives the function a tensor to write over is in it on both sides."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    synchronize()
-    started = time.perf_counter()
-    out = function(*leaves)
-    out.backward(torch.ones_like(out))
-    synchronize()
-    return 1e3 * (time.perf_counter() - started)
+def both_passes(function: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], None]:
+    """One forward and backward; the product by 1 that gives the function a tensor to write over is in it on both sides."""
 
+    def run() -> None:
+        out = function(*(x.detach().requires_grad_() for x in inputs))
+        out.backward(torch.ones_like(out))
 
-def synchronize() -> None:
-    """Wait for the GPU."""
-    if GPU:
-        torch.cuda.synchronize()
+    return run
 
 
 class Model(nn.Module):

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from spa_dist.kernels.triton_attention import dropout_arguments
 from spa_dist.kernels.triton_interpreter import repair_bfloat16
+from spa_dist.kernels.triton_parts import keep
 
 repair_bfloat16()
 
@@ -94,7 +95,7 @@ class _BiasDropoutResidual(torch.autograd.Function):
 
 
 def _shape(x: Tensor) -> tuple[int, int]:
-    return x.numel() // max(1, x.shape[-1]), x.shape[-1]
+    return x.numel() // x.shape[-1], x.shape[-1]
 
 
 def _tiles(rows: int, width: int) -> tuple[int, int]:
@@ -119,11 +120,8 @@ def tile(first_row, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def keep_place(seed_low, seed_high, threshold, place):
-    """Which elements dropout keeps: those whose Philox word, of the counter (place, 0), is at least `threshold`."""
-    seed = (tl.cast(seed_high, tl.uint64) << 32) | tl.cast(seed_low, tl.uint32, bitcast=True).to(tl.uint64)
-    low, high = (place & 0xFFFFFFFF).to(tl.uint32), (place >> 32).to(tl.uint32)
-    word, _, _, _ = tl.philox(seed, low, high, low * 0, low * 0)
-    return word >= tl.cast(threshold, tl.uint32, bitcast=True)
+    """Which elements dropout keeps, by the Philox counter (low word of the place, its high word, 0, 0)."""
+    return keep(seed_low, seed_high, threshold, 0, place >> 32, place & 0xFFFFFFFF)
 
 
 @triton.jit

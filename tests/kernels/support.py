@@ -123,9 +123,10 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor, seen_bnm: Tensor, scale: fl
     return out * alive
 
 
-def with_gradients(function, q, k, v, d_out):
-    """[output, d_q, d_k, d_v] of function(q, k, v)."""
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+def with_gradients(function, *inputs_and_d_out):
+    """[output, gradient of each input] of function(*inputs): [output, d_q, d_k, d_v] of an attention's q, k and v."""
+    *inputs, d_out = inputs_and_d_out
+    leaves = [x.detach().requires_grad_() for x in inputs]
     out = function(*leaves)
     return [out.detach(), *torch.autograd.grad(out, leaves, d_out.to(out.dtype))]
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from spa_dist.kernels import bias_dropout_residual, bias_gelu, cross_entropy, pointwise
 from spa_dist.kernels.triton_backend import serves_elementwise
+from tests.kernels.support import with_gradients
 from tests.kernels.test_triton import philox_word
 
 pytest.importorskip("triton")
@@ -36,13 +37,6 @@ def normal(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def with_gradients(function, inputs, d_out):
-    """[output, gradient of each input]"""
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    out = function(*leaves)
-    return [out.detach(), *torch.autograd.grad(out, leaves, d_out, allow_unused=True)]
-
-
 def assert_exact_to_roundoff(mine, exact, dtype):
     for a, b in zip(mine, exact, strict=True):
         torch.testing.assert_close(a.double(), b.double(), rtol=TOLERANCE[dtype], atol=4 * TOLERANCE[dtype])
@@ -57,7 +51,7 @@ def test_bias_gelu_is_the_formula(dtype, shape, width):
         normal(width, dtype=dtype, seed=1),
         normal(*shape, width, dtype=dtype, seed=2),
     )
-    mine = with_gradients(lambda x, b: bias_gelu(x * 1, b), (x, bias), d_out)
+    mine = with_gradients(lambda x, b: bias_gelu(x * 1, b), x, bias, d_out)
     total = (x + bias).double() if dtype != torch.float32 else x.double() + bias.double()
     slope = torch.autograd.functional.jvp(F.gelu, total, torch.ones_like(total))[1] * d_out.double()
     exact = [F.gelu(total), slope, slope.reshape(-1, width).sum(0)]
@@ -72,7 +66,7 @@ def test_bias_dropout_residual_is_the_formula_under_philox(dtype, with_bias, dro
     """The mask comes from Philox in numpy, by the element's index; a seed above 32 bits reaches both words of the key."""
     seed, shape = (5 << 32) + 0xFFFFFFF0, (3, 7, 20)
     x, residual, d_out = (normal(*shape, dtype=dtype, seed=s) for s in (0, 1, 2))
-    bias = normal(20, dtype=dtype, seed=3) if with_bias else normal(20, dtype=dtype) * 0
+    inputs = [x, residual, *([normal(20, dtype=dtype, seed=3)] if with_bias else [])]
     index = np.arange(x.numel())
     kept = torch.from_numpy(philox_word(seed, (index, 0 * index, 0 * index, 0 * index)) >= round(dropout * 2**32)).view(
         shape
@@ -80,14 +74,14 @@ def test_bias_dropout_residual_is_the_formula_under_philox(dtype, with_bias, dro
     assert bool(kept.all()) == (dropout == 0.0)
     factor = kept.double().to(DEVICE) / (1 - dropout)
 
-    def mine(x, b, r):
-        return bias_dropout_residual(x * 1, b if with_bias else None, r, dropout=dropout, seed=seed)
+    def mine(x, r, bias=None):
+        return bias_dropout_residual(x * 1, bias, r, dropout=dropout, seed=seed)
 
-    got = with_gradients(mine, (x, bias, residual), d_out)
-    wide = [t.double() for t in (x, bias, residual)]
-    wanted = with_gradients(lambda x, b, r: r + factor * (x + b), wide, d_out.double())
-    if not with_bias:
-        got, wanted = [got[0], got[1], got[3]], [wanted[0], wanted[1], wanted[3]]
+    def formula(x, r, bias=0.0):
+        return r + factor * (x + bias)
+
+    got = with_gradients(mine, *inputs, d_out)
+    wanted = with_gradients(formula, *(t.double() for t in inputs), d_out.double())
     assert_exact_to_roundoff(got, wanted, dtype)
 
 
